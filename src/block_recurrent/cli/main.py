@@ -1,0 +1,92 @@
+"""The command `brt`: a table of commands, each in a module of its own that is imported only when asked for.
+
+A command module has `add_arguments(parser)` and `run(args)`. It imports torch inside `run`, never at the top, so that
+help and usage errors come at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from block_recurrent.errors import BlockRecurrentError, did_you_mean
+
+COMMANDS = {
+    # name: (module, what it does, an example)
+    "presets": ("presets", "list the systems and sizes of the paper", "brt presets --size tiny"),
+}
+
+USER_ERROR = 2
+INTERRUPTED = 130
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line: what was wrong and where help is."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USER_ERROR, f"{self.prog}: error: {message}; see '{self.prog} --help'\n")
+
+
+def _overview() -> str:
+    from block_recurrent import __version__
+
+    width = max(map(len, COMMANDS))
+    lines = [
+        f"brt {__version__}: Block-Recurrent Transformers, language models that read whole books",
+        "",
+        "usage: brt COMMAND [options]",
+        "",
+        *(f"  {name:{width}}  {summary}" for name, (_, summary, _) in COMMANDS.items()),
+        "",
+        "'brt COMMAND --help' says more, with an example. 'brt --version' prints the version.",
+    ]
+    return "\n".join(lines)
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    name, *rest = argv
+    if name == "--version":
+        from block_recurrent import __version__
+
+        print(__version__)
+        return 0
+    if name not in COMMANDS:
+        raise BlockRecurrentError(f"there is no command '{name}'{did_you_mean(name, COMMANDS)}; see 'brt --help'")
+    module_name, summary, example = COMMANDS[name]
+    module = importlib.import_module(f"block_recurrent.cli.{module_name}")
+    parser = OneLineParser(
+        prog=f"brt {name}",
+        description=summary,
+        epilog=f"example: {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add_arguments(parser)
+    return module.run(parser.parse_args(rest)) or 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. A user's error is one line on stderr and exit code 2."""
+    try:
+        return _dispatch(sys.argv[1:] if argv is None else argv)
+    except BlockRecurrentError as error:
+        print(f"brt: error: {error}", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        print("brt: stopped", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output (`brt ... | head`) has gone: nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""`ModelConfig`: every choice that defines a model, checked when it is made. No torch here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from block_recurrent.errors import ConfigError, did_you_mean
+
+GATES = ("fixed", "lstm")
+GATE_CONFIGS = ("dual", "single", "skip")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One model. The defaults are the paper's base size (160m) as a plain sliding-window model (`slide`)."""
+
+    vocab_size: int = 32000
+    """V: pieces of the vocabulary, the document mark included."""
+    d_model: int = 1024
+    """D: embedding width."""
+    num_layers: int = 12
+    """L: layers."""
+    num_heads: int = 8
+    """H: attention heads."""
+    head_dim: int = 128
+    """K: width of a head; H*K need not equal D."""
+    mlp_dim: int = 4096
+    """F: hidden width of the MLP."""
+    window: int = 512
+    """W: a token attends to the W tokens before it; also the block length."""
+    segment: int = 4096
+    """N: tokens of one training step per lane, a multiple of the window."""
+    recurrent_layers: tuple[int, ...] = ()
+    """Layers with a recurrent state, counted from 1."""
+    num_states: int = 512
+    """S: recurrent state vectors."""
+    gate: str = "fixed"
+    """Gate of the recurrent cell: "fixed" or "lstm"."""
+    gate_config: str = "skip"
+    """The horizontal direction: "dual", "single" or "skip"."""
+    gate_bias: bool | None = None
+    """Whether z has a bias; unset: the paper's way (it has)."""
+    gate_tanh: bool | None = None
+    """Whether z goes through tanh; unset: the paper's way (lstm does, fixed does not)."""
+    feedback: bool = False
+    """Block feedback: the stack runs block by block, and every layer reads the recurrent state."""
+    memory_layers: tuple[int, ...] = ()
+    """Layers with a memory of past keys and values (Memorizing Transformer), counted from 1."""
+    memory_size: int = 65536
+    """M: entries of that memory per lane and head."""
+    memory_neighbors: int = 128
+    """n: entries that a query retrieves."""
+    dropout: float = 0.05
+    """Dropout after the first norm, after the MLP and before the logits."""
+    attention_dropout: float = 0.05
+    """Dropout of the attention matrix."""
+
+    def __post_init__(self) -> None:
+        for name in ("recurrent_layers", "memory_layers"):
+            object.__setattr__(self, name, _layer_numbers(name, getattr(self, name), self.num_layers))
+        for name in _SIZES:
+            _check_positive(name, getattr(self, name))
+        for name in ("dropout", "attention_dropout"):
+            _check_rate(name, getattr(self, name))
+        for name in ("gate_bias", "gate_tanh"):
+            _check_type(name, getattr(self, name), (bool, type(None)), "true, false or unset")
+        _check_type("feedback", self.feedback, (bool,), "true or false")
+        _check_choice("gate", self.gate, GATES)
+        _check_choice("gate_config", self.gate_config, GATE_CONFIGS)
+        if self.segment % self.window:
+            raise ConfigError(
+                f"segment {self.segment} is not a multiple of window {self.window}: "
+                f"a segment is cut into blocks of one window each; try {max(1, self.segment // self.window) * self.window}"
+            )
+        if self.feedback and not self.recurrent_layers:
+            raise ConfigError("feedback is on, but recurrent_layers is empty: feedback reads a recurrent layer's state")
+        if both := set(self.recurrent_layers) & set(self.memory_layers):
+            raise ConfigError(
+                f"layer {min(both)} is in recurrent_layers and in memory_layers: a layer has one kind of memory"
+            )
+        if self.memory_neighbors > self.memory_size:
+            raise ConfigError(
+                f"memory_neighbors {self.memory_neighbors} is more than memory_size {self.memory_size}: "
+                "a query can't retrieve more entries than the memory has"
+            )
+
+    @property
+    def has_gate_bias(self) -> bool:
+        """`gate_bias`, or the paper's way where it is unset."""
+        return True if self.gate_bias is None else self.gate_bias
+
+    @property
+    def has_gate_tanh(self) -> bool:
+        """`gate_tanh`, or the paper's way where it is unset."""
+        return self.gate == "lstm" if self.gate_tanh is None else self.gate_tanh
+
+    def layer_reads_state(self, layer: int) -> bool:
+        """Whether layer number `layer` (from 1) cross-attends to a recurrent state."""
+        return layer in self.recurrent_layers or self.feedback
+
+    def shape_json(self) -> str:
+        """What two models must share to share weights and memories: all but segment and dropout, paper's way resolved."""
+        fields = self.to_dict() | {"gate_bias": self.has_gate_bias, "gate_tanh": self.has_gate_tanh}
+        return json.dumps({k: v for k, v in fields.items() if k not in _NOT_SHAPE}, sort_keys=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON and TOML."""
+        values = dataclasses.asdict(self)
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
+        """The config of a mapping; an unknown key is an error that names the nearest one."""
+        return cls(**_known(values))
+
+    def replace(self, **changes: Any) -> ModelConfig:
+        """A copy with some fields changed, checked anew."""
+        return dataclasses.replace(self, **_known(changes))
+
+
+_SIZES = (
+    "vocab_size d_model num_layers num_heads head_dim mlp_dim window segment num_states memory_size memory_neighbors"
+).split()
+_NOT_SHAPE = ("segment", "dropout", "attention_dropout")
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(ModelConfig)]
+    for key in values:
+        if key not in names:
+            raise ConfigError(f"unknown model key '{key}'{did_you_mean(key, names)}; the keys are {', '.join(names)}")
+    return dict(values)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if not _is_int(value) or value < 1:
+        raise ConfigError(f"{name} is {value!r}: it must be a whole number of at least 1")
+
+
+def _check_rate(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise ConfigError(f"{name} is {value!r}: it must be a number from 0 up to, but not including, 1")
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}: it must be one of {', '.join(choices)}{did_you_mean(str(value), choices)}")
+
+
+def _check_type(name: str, value: Any, types: tuple[type, ...], rule: str) -> None:
+    if not isinstance(value, types):
+        raise ConfigError(f"{name} is {value!r}: it must be {rule}")
+
+
+def _layer_numbers(name: str, value: Any, num_layers: int) -> tuple[int, ...]:
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+        raise ConfigError(f"{name} is {value!r}: it must be a list of layer numbers, such as [10]")
+    numbers = tuple(value)
+    for number in numbers:
+        if not _is_int(number) or not 1 <= number <= num_layers:
+            raise ConfigError(f"{name} has {number!r}: layers are counted from 1 to num_layers = {num_layers}")
+    if len(set(numbers)) != len(numbers):
+        raise ConfigError(f"{name} is {list(numbers)}: each layer may be named once")
+    return tuple(sorted(numbers))

@@ -1,0 +1,43 @@
+"""Errors that users see: one line that says what was wrong, the value, the rule and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class BlockRecurrentError(ValueError):
+    """Something the user gave can't be used. The command line prints it as one line and exits with 2."""
+
+
+class ConfigError(BlockRecurrentError):
+    """A setting that is unknown or breaks its rule."""
+
+
+class InputError(BlockRecurrentError):
+    """Tokens, lanes or lengths that the model can't take."""
+
+
+class MemoryMismatchError(BlockRecurrentError):
+    """A document memory that belongs to another model, or has another number of lanes."""
+
+
+class FileFormatError(BlockRecurrentError):
+    """A file of ours that is damaged, cut, or not what it should be."""
+
+
+class DataError(BlockRecurrentError):
+    """Documents, tokenizers or prepared data that can't be used."""
+
+
+class MissingExtraError(BlockRecurrentError):
+    """A feature that needs an optional package which is not installed."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(f"{feature} needs the optional extra '{extra}': pip install 'block-recurrent[{extra}]'")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """' (did you mean 'x'?)' for the nearest known word, or the empty string."""
+    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean '{nearest[0]}'?)" if nearest else ""

@@ -1,0 +1,137 @@
+"""The recurrent cell: the horizontal direction, from one block's state to the next (SPEC sections 3 and 4)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from block_recurrent.config import ModelConfig
+from block_recurrent.model.blocks import BlockGrid
+from block_recurrent.nn.attention import attend, merge_heads, split_heads
+from block_recurrent.nn.gates import GATES
+from block_recurrent.nn.linear import linear, normal, ones
+from block_recurrent.nn.norm import RMSNorm, unit_length
+
+
+class StateView(NamedTuple):
+    """What a state shows: keys and values for whoever reads it, (B, H, S, K)."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class RecurrentCell(nn.Module):
+    """S state vectors that attend to themselves and to two blocks of tokens, with gates instead of residuals."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        D, HK, S = config.d_model, config.num_heads * config.head_dim, config.num_states
+        self.num_heads = config.num_heads
+        self.initial_state = normal(S, D, deviation=0.1)
+        self.state_ids = normal(S, D, deviation=1.0)
+        self.norm = RMSNorm(D)
+        self.to_keys = linear(D, HK)
+        self.to_values = linear(D, HK)
+        self.to_self_queries = linear(D, HK)
+        self.to_token_queries = linear(D, HK)
+        self.self_scale = ones(config.num_heads)
+        self.token_scale = ones(config.num_heads)
+        self.update = UPDATES[config.gate_config](config, 2 * HK)
+
+    def fresh_state(self, lanes: int) -> Tensor:
+        """The learned initial state of a document, (B, S, D)."""
+        return self.initial_state.expand(lanes, -1, -1)
+
+    def view(self, state: Tensor) -> StateView:
+        """Keys and values of a state."""
+        return self._view(self._named(state))
+
+    def scan(
+        self, state: Tensor, keys: Tensor, values: Tensor, grid: BlockGrid, first: StateView | None = None
+    ) -> tuple[StateView, Tensor]:
+        """Run over the blocks of a call: the one sequential part of the model.
+
+        keys and values: the tokens', (B, H, C + N, K), cached ones first. Returns what the state shows at the start of
+        each of the T blocks, (B, H, T, S, K), and the state after the blocks that each lane completed. `first` is the
+        view of `state`, where the caller has it already.
+        """
+        keys, values = (grid.keys_of_completed(x, blocks_before=1) for x in (keys, values))
+        W = grid.window
+        states, views = [state], []
+        for block in range(grid.num_blocks):
+            named = self._named(state)
+            views.append(first if first is not None and block == 0 else self._view(named))
+            if block < grid.most_completed:
+                two_blocks = slice(block * W, (block + 2) * W)
+                attention = self._attention(named, views[-1], keys[:, :, two_blocks], values[:, :, two_blocks])
+                state = self.update(attention, state)
+                states.append(state)
+        seen = StateView(torch.stack([v.keys for v in views], dim=2), torch.stack([v.values for v in views], dim=2))
+        if len(set(grid.completed)) == 1:
+            return seen, states[grid.completed[0]]
+        return seen, torch.stack([states[blocks][lane] for lane, blocks in enumerate(grid.completed)])
+
+    def _named(self, state: Tensor) -> Tensor:
+        # The IDs come after the norm, so that states differ from each other whatever they hold (paper, section 3.2).
+        return self.norm(state) + self.state_ids
+
+    def _view(self, named: Tensor) -> StateView:
+        keys = unit_length(split_heads(self.to_keys(named), self.num_heads))
+        return StateView(keys, split_heads(self.to_values(named), self.num_heads))
+
+    def _attention(self, named: Tensor, own: StateView, token_keys: Tensor, token_values: Tensor) -> Tensor:
+        """Self-attention of the states beside cross-attention to the tokens of two blocks: (B, S, 2*H*K)."""
+        to_self = unit_length(split_heads(self.to_self_queries(named), self.num_heads))
+        to_tokens = unit_length(split_heads(self.to_token_queries(named), self.num_heads))
+        heads = [
+            attend(to_self * self.self_scale.abs()[:, None, None], own.keys, own.values),
+            attend(to_tokens * self.token_scale.abs()[:, None, None], token_keys, token_values),
+        ]
+        return merge_heads(torch.cat(heads, dim=1))
+
+
+class SkipUpdate(nn.Module):
+    """One gate on the attention; no MLP."""
+
+    def __init__(self, config: ModelConfig, attention_dim: int) -> None:
+        super().__init__()
+        self.attention_gate = _gate(config, attention_dim)
+
+    def forward(self, attention: Tensor, state: Tensor) -> Tensor:
+        return self.attention_gate(attention, state)
+
+
+class SingleUpdate(nn.Module):
+    """A hidden layer straight from the attention, then one gate."""
+
+    def __init__(self, config: ModelConfig, attention_dim: int) -> None:
+        super().__init__()
+        self.hidden = linear(attention_dim, config.mlp_dim)
+        self.mlp_gate = _gate(config, config.mlp_dim)
+
+    def forward(self, attention: Tensor, state: Tensor) -> Tensor:
+        return self.mlp_gate(self.hidden(attention).relu(), state)
+
+
+class DualUpdate(nn.Module):
+    """A gate on the attention, then an MLP with a gate of its own."""
+
+    def __init__(self, config: ModelConfig, attention_dim: int) -> None:
+        super().__init__()
+        self.attention_gate = _gate(config, attention_dim)
+        self.mlp_norm = RMSNorm(config.d_model)
+        self.hidden = linear(config.d_model, config.mlp_dim)
+        self.mlp_gate = _gate(config, config.mlp_dim)
+
+    def forward(self, attention: Tensor, state: Tensor) -> Tensor:
+        state = self.attention_gate(attention, state)
+        return self.mlp_gate(self.hidden(self.mlp_norm(state)).relu(), state)
+
+
+UPDATES: dict[str, type[nn.Module]] = {"dual": DualUpdate, "single": SingleUpdate, "skip": SkipUpdate}
+
+
+def _gate(config: ModelConfig, in_dim: int) -> nn.Module:
+    return GATES[config.gate](in_dim, config.d_model, config.has_gate_bias, config.has_gate_tanh)

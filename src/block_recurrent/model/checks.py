@@ -1,0 +1,74 @@
+"""Checks of what comes into a call. Nothing is broadcast silently; every message names the value and the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from block_recurrent.errors import InputError
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+
+
+def check_tokens(tokens: Tensor, vocab_size: int, device: torch.device, name: str = "tokens") -> None:
+    if not isinstance(tokens, Tensor):
+        raise InputError(f"{name} is a {type(tokens).__name__}: it must be a tensor of integers, (lanes, length)")
+    if tokens.dtype not in _INTEGERS:
+        raise InputError(f"{name} has dtype {_dtype(tokens)}: it must be an integer type, such as int64")
+    if tokens.ndim != 2 or tokens.shape[0] == 0:
+        raise InputError(f"{name} has shape {tuple(tokens.shape)}: it must be (lanes, length), with at least one lane")
+    if tokens.device != device:
+        raise InputError(f"{name} is on {tokens.device}, the model on {device}: move one of them")
+    if tokens.numel():
+        low, high = (bound.item() for bound in tokens.aminmax())
+        if low < 0 or high >= vocab_size:
+            worst = low if low < 0 else high
+            raise InputError(f"{name} has {worst}: token numbers go from 0 to vocab_size - 1 = {vocab_size - 1}")
+
+
+def check_lanes(values: Tensor, lanes: int, dtypes: Sequence[torch.dtype], name: str) -> None:
+    """A tensor (lanes,) of one of the types."""
+    wanted = "bool" if dtypes == (torch.bool,) else "an integer type"
+    if not isinstance(values, Tensor) or values.dtype not in dtypes:
+        found = _dtype(values) if isinstance(values, Tensor) else type(values).__name__
+        raise InputError(f"{name} is {found}: it must be a tensor of dtype {wanted}, one entry per lane")
+    if tuple(values.shape) != (lanes,):
+        raise InputError(f"{name} has shape {tuple(values.shape)}: it must be ({lanes},), one entry per lane of tokens")
+
+
+def starts_of(starts: Tensor | None, lanes: int) -> list[bool]:
+    """Which lanes start a document, as plain booleans."""
+    if starts is None:
+        return [False] * lanes
+    check_lanes(starts, lanes, (torch.bool,), "starts")
+    return starts.tolist()
+
+
+def lengths_of(lengths: Tensor | None, lanes: int, num_tokens: int) -> tuple[int, ...]:
+    """How many tokens are real in each lane, as plain numbers."""
+    if lengths is None:
+        return (num_tokens,) * lanes
+    check_lanes(lengths, lanes, _INTEGERS, "lengths")
+    for lane, length in enumerate(lengths.tolist()):
+        if not 0 <= length <= num_tokens:
+            raise InputError(f"lengths has {length} for lane {lane}: it must be from 0 to the {num_tokens} tokens given")
+    return tuple(lengths.tolist())
+
+
+def check_same_shape(values: Tensor, tokens: Tensor, name: str, dtypes: Sequence[torch.dtype]) -> None:
+    """A tensor of the shape of tokens."""
+    if not isinstance(values, Tensor) or values.dtype not in dtypes:
+        found = _dtype(values) if isinstance(values, Tensor) else type(values).__name__
+        raise InputError(f"{name} is {found}: it must be a tensor of dtype {' or '.join(map(_name, dtypes))}")
+    if values.shape != tokens.shape:
+        raise InputError(f"{name} has shape {tuple(values.shape)}: it must be that of tokens, {tuple(tokens.shape)}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(x: Tensor) -> str:
+    return _name(x.dtype)

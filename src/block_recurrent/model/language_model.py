@@ -1,0 +1,200 @@
+"""The language model: `logits, memory = model(tokens, memory, starts)`.
+
+Shape letters (SPEC section 1): B lanes, N tokens of the call, W window, T blocks, D width, V vocabulary, H heads, K head
+size, S states.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import weakref
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from block_recurrent.config import ModelConfig
+from block_recurrent.errors import MemoryMismatchError
+from block_recurrent.model import checks
+from block_recurrent.model.blocks import BlockGrid, slice_lanes
+from block_recurrent.model.layers import Layer
+from block_recurrent.model.loss import cross_entropy
+from block_recurrent.model.memory import DocumentMemory, LayerMemory
+from block_recurrent.nn.linear import normal
+from block_recurrent.nn.norm import RMSNorm
+
+
+class Loss(NamedTuple):
+    """What `BlockRecurrentLM.loss` returns."""
+
+    sum: Tensor
+    """Cross-entropy in nats, summed over the tokens that count; float32, with gradient."""
+    count: Tensor
+    """How many tokens that is; float32."""
+    memory: DocumentMemory
+    """The next memory."""
+    per_token: Tensor
+    """(B, N) nats of every token, counted or not; float32, no gradient."""
+
+
+class BlockRecurrentLM(nn.Module):
+    """Every system of the paper, as its configuration says. Holds weights and nothing else: the memory is a value."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.embedding.weight = normal(config.vocab_size, config.d_model, deviation=1.0)
+        self.layers = nn.ModuleList(Layer(config, number) for number in range(1, config.num_layers + 1))
+        self.final_norm = RMSNorm(config.d_model)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        memory: DocumentMemory | None = None,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> tuple[Tensor, DocumentMemory]:
+        """tokens (B, N) -> logits (B, N, V), and the memory after them.
+
+        memory: what the lanes have read before; None is an empty one. starts (B,) bool: lanes whose document begins with
+        this call; they forget. lengths (B,): how many tokens are real in each lane, the others change nothing.
+        """
+        hidden, memory = self.hidden(tokens, memory, starts, lengths)
+        return hidden @ self.embedding.weight.T, memory
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        memory: DocumentMemory | None = None,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> tuple[Tensor, DocumentMemory]:
+        """As `forward`, but the vectors (B, N, D) whose products with the embeddings are the logits."""
+        memory, grid = self._enter(tokens, memory, starts, lengths)
+        if self.config.feedback:
+            x, layers = self._block_by_block(tokens, memory.layers, grid)
+        else:
+            x, layers = self._stack(tokens, memory.layers, grid)
+        x = F.dropout(self.final_norm(x), self.config.dropout, self.training) / math.sqrt(self.config.d_model)
+        tokens_read = memory.tokens_read + torch.tensor(grid.lengths)
+        return x, DocumentMemory(layers, tokens_read, self.config, maker=weakref.ref(self))
+
+    def _stack(
+        self, tokens: Tensor, memories: tuple[LayerMemory, ...], grid: BlockGrid
+    ) -> tuple[Tensor, tuple[LayerMemory, ...]]:
+        """All layers over all tokens of the call at once."""
+        x = self.embedding(tokens)
+        views = self._feedback_views(memories) if self.config.feedback else [None] * len(memories)
+        after = []
+        for layer, memory, view in zip(self.layers, memories, views, strict=True):
+            x, memory = layer(x, memory, grid, view)
+            after.append(memory)
+        return x, tuple(after)
+
+    def _block_by_block(
+        self, tokens: Tensor, memories: tuple[LayerMemory, ...], grid: BlockGrid
+    ) -> tuple[Tensor, tuple[LayerMemory, ...]]:
+        """Block feedback (SPEC section 6): the whole stack on block 1, then on block 2; gradients flow between them."""
+        hidden = self.embedding.weight.new_zeros(*tokens.shape, self.config.d_model)
+        offsets = grid.offsets
+        for first, lengths in grid.pieces():
+            longest = max(lengths)
+            piece = BlockGrid(grid.window, offsets, tuple(lengths), longest)
+            x, memories = self._stack(slice_lanes(tokens, first, longest, dim=1), memories, piece)
+            hidden = hidden + _place(x, first, lengths, tokens.shape[1])
+            offsets = tuple((p + n) % grid.window for p, n in zip(offsets, lengths, strict=True))
+        return hidden, memories
+
+    def _feedback_views(self, memories: tuple[LayerMemory, ...]) -> list:
+        """What each layer reads in block feedback: a recurrent layer its own state, the others the highest one."""
+        own = {number: self.layers[number - 1].cell.view(memories[number - 1].state) for number in self.config.recurrent_layers}
+        highest = own[max(own)]
+        return [own.get(number, highest) for number in range(1, len(memories) + 1)]
+
+    def loss(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        memory: DocumentMemory | None = None,
+        starts: Tensor | None = None,
+        mask: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> Loss:
+        """Cross-entropy of `targets` (B, N) where `mask` (B, N) is true (None: everywhere), never holding all logits."""
+        checks.check_tokens(targets, self.config.vocab_size, self.embedding.weight.device, "targets")
+        checks.check_same_shape(targets, tokens, "targets", (targets.dtype,))
+        if mask is None:
+            mask = torch.ones_like(targets, dtype=torch.bool)
+        checks.check_same_shape(mask, tokens, "mask", (torch.bool,))
+        hidden, memory = self.hidden(tokens, memory, starts, lengths)
+        total, per_token = cross_entropy(
+            hidden.flatten(0, 1), self.embedding.weight, targets.flatten().long(), mask.flatten()
+        )
+        return Loss(total.float(), mask.sum().float(), memory, per_token.view(targets.shape).float())
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the model's shape and weights: whose memory is whose."""
+        from block_recurrent.model.memory_file import hash_tensors
+
+        shape = hashlib.sha256(self.config.shape_json().encode()).hexdigest()
+        return hashlib.sha256((shape + hash_tensors(dict(self.named_parameters()))).encode()).hexdigest()
+
+    def _enter(
+        self, tokens: Tensor, memory: DocumentMemory | None, starts: Tensor | None, lengths: Tensor | None
+    ) -> tuple[DocumentMemory, BlockGrid]:
+        """Check what came in; let documents start; put the learned initial state into fresh lanes."""
+        weight = self.embedding.weight
+        checks.check_tokens(tokens, self.config.vocab_size, weight.device)
+        lanes, num_tokens = tokens.shape
+        starting = checks.starts_of(starts, lanes)
+        if memory is None:
+            memory = DocumentMemory.empty(self.config, lanes, weight.device, weight.dtype)
+        self._check_memory(memory, lanes)
+        memory = memory.restart(starting)
+        offsets = tuple((memory.tokens_read % self.config.window).tolist())
+        grid = BlockGrid(self.config.window, offsets, checks.lengths_of(lengths, lanes, num_tokens), num_tokens)
+        return self._with_initial_states(memory), grid
+
+    def _with_initial_states(self, memory: DocumentMemory) -> DocumentMemory:
+        fresh = torch.tensor(memory.fresh, device=memory.device)[:, None, None]
+        if not fresh.any():
+            return memory
+        layers = list(memory.layers)
+        for index, layer in enumerate(self.layers):
+            if layer.cell is not None:
+                initial = layer.cell.fresh_state(memory.lanes)
+                layers[index] = replace(layers[index], state=torch.where(fresh, initial, layers[index].state))
+        return replace(memory, layers=tuple(layers))
+
+    def _check_memory(self, memory: DocumentMemory, lanes: int) -> None:
+        if not isinstance(memory, DocumentMemory):
+            raise MemoryMismatchError(f"memory is a {type(memory).__name__}: it must be a DocumentMemory or None")
+        memory.check_same_shape(self.config, "this one")
+        if memory.lanes != lanes:
+            raise MemoryMismatchError(
+                f"the memory has {memory.lanes} lanes, tokens has {lanes}: they must be the same; "
+                "pick lanes with memory.select, join memories with DocumentMemory.cat"
+            )
+        if (memory.device, memory.dtype) != (self.embedding.weight.device, self.embedding.weight.dtype):
+            mine = f"{self.embedding.weight.dtype} on {self.embedding.weight.device}"
+            raise MemoryMismatchError(
+                f"the memory is {memory.dtype} on {memory.device}, the model {mine}: use memory.to(device, dtype)"
+            )
+        if memory.origin() is None or memory.origin() is self:
+            return
+        theirs, mine = memory.maker_fingerprint(), self.fingerprint()
+        if theirs != mine:
+            raise MemoryMismatchError(
+                f"this memory belongs to another model: it was made with weights {str(theirs)[:12]}, this model has "
+                f"{mine[:12]}; a memory can be used only with the weights that made it"
+            )
+
+
+def _place(x: Tensor, first: list[int], lengths: list[int], num_tokens: int) -> Tensor:
+    """x (B, n, D) at its place in a call of N tokens: zeros before first[b] and from first[b] + lengths[b] on."""
+    real = torch.arange(x.shape[1], device=x.device) < torch.tensor(lengths, device=x.device)[:, None]
+    return slice_lanes(x * real[..., None], [-start for start in first], num_tokens, dim=1)

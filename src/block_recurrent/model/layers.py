@@ -1,0 +1,112 @@
+"""One layer of the stack: tokens up (SPEC sections 2, 3, 6 and 7)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from block_recurrent.config import ModelConfig
+from block_recurrent.model.blocks import BlockGrid
+from block_recurrent.model.cell import RecurrentCell, StateView
+from block_recurrent.model.memory import LayerMemory
+from block_recurrent.model.recall import Recall
+from block_recurrent.nn.attention import attend, merge_heads, split_heads, window_attention
+from block_recurrent.nn.linear import linear, ones, zeros
+from block_recurrent.nn.mlp import MLP
+from block_recurrent.nn.norm import RMSNorm, unit_length
+from block_recurrent.nn.position import PositionBias
+
+
+class Layer(nn.Module):
+    """A pre-norm transformer layer with a sliding window; some also have a recurrent cell, or a memory to search."""
+
+    def __init__(self, config: ModelConfig, number: int) -> None:
+        super().__init__()
+        D, H, HK = config.d_model, config.num_heads, config.num_heads * config.head_dim
+        self.config = config
+        self.reads_state = config.layer_reads_state(number)
+        memorizing = number in config.memory_layers
+        self.attention_norm = RMSNorm(D)
+        self.to_keys = linear(D, HK)
+        self.to_values = linear(D, HK)
+        self.to_queries = linear(D, HK)
+        self.scale = ones(H)
+        self.position_bias = None if memorizing else PositionBias(H)
+        self.to_state_queries = linear(D, HK) if self.reads_state else None
+        self.state_scale = ones(H) if self.reads_state else None
+        self.recall_mix = zeros(H) if memorizing else None
+        self.cell = RecurrentCell(config) if number in config.recurrent_layers else None
+        self.project = linear(2 * HK if self.reads_state else HK, D)
+        self.mlp_norm = RMSNorm(D)
+        self.mlp = MLP(D, config.mlp_dim)
+
+    def forward(
+        self, x: Tensor, memory: LayerMemory, grid: BlockGrid, view: StateView | None = None
+    ) -> tuple[Tensor, LayerMemory]:
+        """x (B, N, D) -> x, and what the layer remembers next. `view`: a state that is read by order of block feedback."""
+        h = self._dropout(self.attention_norm(x))
+        k = unit_length(self._heads(self.to_keys, h))
+        v = self._heads(self.to_values, h)
+        q = unit_length(self._heads(self.to_queries, h)) * self.scale.abs()[:, None, None]
+        keys = torch.cat([memory.keys.to(k.dtype), k], dim=2)  # (B, H, C + N, K)
+        values = torch.cat([memory.values.to(v.dtype), v], dim=2)
+        recent = slice(memory.keys.shape[2] - self.config.window, None)
+        attention = window_attention(q, keys[:, :, recent], values[:, :, recent], self._bias(), self._attention_dropout)
+        state, recall = memory.state, memory.recall
+        if recall is not None:
+            attention, recall = self._recall(attention, q, keys, values, recall, grid)
+        if self.cell is not None:
+            assert state is not None
+            views, state = self.cell.scan(state, keys, values, grid, first=view)
+            attention = torch.cat([attention, self._read_states(h, views, grid)], dim=1)
+        elif view is not None:
+            views = StateView(view.keys.unsqueeze(2), view.values.unsqueeze(2))
+            attention = torch.cat([attention, self._read_states(h, views, grid)], dim=1)
+        x = x + self.project(merge_heads(attention))
+        x = x + self._dropout(self.mlp(self.mlp_norm(x)))
+        cached, dtype = memory.keys.shape[2], memory.keys.dtype
+        newest_keys, newest_values = (grid.newest(buffer, cached).to(dtype) for buffer in (keys, values))
+        return x, LayerMemory(newest_keys, newest_values, state, recall)
+
+    def _read_states(self, h: Tensor, views: StateView, grid: BlockGrid) -> Tensor:
+        """Each token over the state as it was at the start of its block: (B, H, N, K)."""
+        assert self.to_state_queries is not None
+        assert self.state_scale is not None
+        q = unit_length(self._heads(self.to_state_queries, h)) * self.state_scale.abs()[:, None, None]
+        return grid.out_of_blocks(attend(grid.into_blocks(q), views.keys, views.values, self._attention_dropout))
+
+    def _recall(
+        self, attention: Tensor, q: Tensor, keys: Tensor, values: Tensor, recall: Recall, grid: BlockGrid
+    ) -> tuple[Tensor, Recall]:
+        """Mix in what the memory holds. A block's queries see the memory as it was before the block."""
+        assert self.recall_mix is not None
+        W = grid.window
+        new_keys, new_values = (grid.keys_of_completed(x, blocks_before=0) for x in (keys, values))
+        found = []
+        for block, q_block in enumerate(grid.into_blocks(q).unbind(2)):
+            # q carries the head's scale, which is positive or zero: the order of dot products is that of unscaled ones,
+            # but for a scale of zero, where all weights are equal and any order will do.
+            k, v, written = recall.search(q_block, self.config.memory_neighbors)
+            weights = torch.einsum("bhqk,bhqnk->bhqn", q_block, k).softmax(-1)
+            found.append(torch.einsum("bhqn,bhqnk->bhqk", weights, v))
+            this = slice(block * W, (block + 1) * W)
+            recall = recall.append(new_keys[:, :, this], new_values[:, :, this], [n > block for n in grid.completed])
+        gate = self.recall_mix.sigmoid()[:, None, None]
+        return torch.lerp(attention, grid.out_of_blocks(torch.stack(found, dim=2)), gate), recall
+
+    def _heads(self, map: nn.Linear, h: Tensor) -> Tensor:
+        return split_heads(map(h), self.config.num_heads)
+
+    def _bias(self) -> Tensor:
+        """(H, W): what is added to the logits at each distance. The head's scale is on the bias too."""
+        if self.position_bias is None:
+            return self.scale.new_zeros(len(self.scale), self.config.window)
+        return self.position_bias(self.config.window) * self.scale.abs()[:, None]
+
+    def _dropout(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.config.dropout, self.training)
+
+    @property
+    def _attention_dropout(self) -> float:
+        return self.config.attention_dropout if self.training else 0.0

@@ -1,0 +1,244 @@
+"""`DocumentMemory`: all that a model keeps of the documents it has read, as a value.
+
+It goes into a call and a new one comes out; nothing is ever changed in place. Its size does not depend on how much was
+read. Lane b of the batch reads one document; its memory is
+
+- per layer, the keys and values of the last W tokens (2W in a recurrent layer: its state is updated at block ends, from
+  the block and the one before, so an open block and the one before it must be at hand);
+- per recurrent layer, the state at the start of the open block;
+- per memorizing layer, past keys and values (`Recall`);
+- how many tokens it has read, which says how far the open block has come.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from block_recurrent.config import ModelConfig
+from block_recurrent.errors import InputError, MemoryMismatchError
+from block_recurrent.model.recall import Recall
+
+if TYPE_CHECKING:
+    from block_recurrent.model.language_model import BlockRecurrentLM
+
+
+@dataclass(frozen=True, eq=False)
+class LayerMemory:
+    """What one layer keeps. `keys` and `values` (B, H, C, K), newest last; `state` (B, S, D)."""
+
+    keys: Tensor
+    values: Tensor
+    state: Tensor | None = None
+    recall: Recall | None = None
+
+    def map(self, change: Callable[[Tensor], Tensor], change_recall: Callable[[Recall], Recall]) -> LayerMemory:
+        """The same with every tensor changed."""
+        return LayerMemory(
+            change(self.keys),
+            change(self.values),
+            None if self.state is None else change(self.state),
+            None if self.recall is None else change_recall(self.recall),
+        )
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name, for comparing and saving."""
+        named = {"keys": self.keys, "values": self.values}
+        if self.state is not None:
+            named["state"] = self.state
+        if self.recall is not None:
+            named["recall_keys"], named["recall_values"] = self.recall.tensors()
+        return named
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentMemory:
+    """The memory of B lanes. Make one with `empty` or `load`; a model's call returns the next."""
+
+    layers: tuple[LayerMemory, ...]
+    tokens_read: Tensor
+    """(B,) int64, on the CPU: tokens of its document that each lane has read."""
+    config: ModelConfig
+    """The model's configuration; a memory fits models of the same shape."""
+    maker: weakref.ref[BlockRecurrentLM] | None = None
+    """The model that made it, where it is known."""
+    fingerprint: str | None = None
+    """Hash of that model's shape and weights, where the memory comes from a file."""
+
+    @classmethod
+    def empty(
+        cls,
+        config: ModelConfig,
+        lanes: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> DocumentMemory:
+        """Nothing read yet. The model puts its learned initial state in at the next call."""
+        if not isinstance(lanes, int) or lanes < 1:
+            raise InputError(f"lanes is {lanes!r}: a memory has at least 1 lane")
+        like = torch.empty(0, device=device, dtype=dtype)
+        H, K, W = config.num_heads, config.head_dim, config.window
+        layers = []
+        for number in range(1, config.num_layers + 1):
+            recurrent, memorizing = number in config.recurrent_layers, number in config.memory_layers
+            cached = 2 * W if recurrent else W
+            layers.append(
+                LayerMemory(
+                    keys=like.new_zeros(lanes, H, cached, K),
+                    values=like.new_zeros(lanes, H, cached, K),
+                    state=like.new_zeros(lanes, config.num_states, config.d_model) if recurrent else None,
+                    recall=Recall.empty((lanes, H, config.memory_size, K), W, like) if memorizing else None,
+                )
+            )
+        return cls(tuple(layers), torch.zeros(lanes, dtype=torch.int64), config)
+
+    @property
+    def lanes(self) -> int:
+        return len(self.tokens_read)
+
+    @property
+    def device(self) -> torch.device:
+        return self.layers[0].keys.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.layers[0].keys.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all lanes; the same however much was read."""
+        total = 0
+        for layer in self.layers:
+            held = [layer.keys, layer.values] + ([] if layer.state is None else [layer.state])
+            total += sum(x.numel() * x.element_size() for x in held)
+            total += 0 if layer.recall is None else layer.recall.nbytes
+        return total
+
+    @property
+    def fresh(self) -> list[bool]:
+        """Lanes that have read nothing: their state is the learned initial one, whatever is stored."""
+        return [count == 0 for count in self.tokens_read.tolist()]
+
+    def detach(self) -> DocumentMemory:
+        """The same values, cut from the graph: no gradient goes further back than here."""
+        return self._map(lambda x: x.detach().contiguous(), lambda recall: recall)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DocumentMemory:
+        """On another device or in another precision."""
+        return self._map(lambda x: x.to(device=device, dtype=dtype), lambda recall: recall.to(device, dtype))
+
+    def select(self, lanes: Sequence[int]) -> DocumentMemory:
+        """The lanes named, in that order; a lane may be named more than once."""
+        lanes = [int(lane) for lane in lanes]
+        if not lanes or any(not -self.lanes <= lane < self.lanes for lane in lanes):
+            raise InputError(f"lanes {lanes} can't be selected: name at least one, each from 0 to {self.lanes - 1}")
+        selected = self._map(lambda x: x[lanes], lambda recall: recall.select(lanes))
+        return replace(selected, tokens_read=self.tokens_read[lanes])
+
+    @staticmethod
+    def cat(memories: Sequence[DocumentMemory]) -> DocumentMemory:
+        """The lanes of several memories of one model, in order."""
+        if not memories:
+            raise InputError("there is nothing to concatenate: give at least one memory")
+        first = memories[0]
+        for other in memories[1:]:
+            first.check_same_shape(other.config, "the first memory")
+        used = [memory for memory in memories if memory.origin() is not None]
+        if len({memory.origin() for memory in used}) > 1 and len({memory.maker_fingerprint() for memory in used}) > 1:
+            raise MemoryMismatchError("these memories were made by different models and can't be concatenated")
+        layers = tuple(_cat_layers([memory.layers[i] for memory in memories]) for i in range(len(first.layers)))
+        known = used[0] if used else first
+        return replace(known, layers=layers, tokens_read=torch.cat([memory.tokens_read for memory in memories]))
+
+    def restart(self, lanes: Sequence[bool]) -> DocumentMemory:
+        """The marked lanes forget their document and are fresh; the others stay."""
+        if not any(lanes):
+            return self
+        marked = torch.tensor(lanes)
+        gone = marked.to(self.device)[:, None, None, None]
+        layers = [
+            LayerMemory(
+                layer.keys.masked_fill(gone, 0),
+                layer.values.masked_fill(gone, 0),
+                layer.state,
+                layer.recall and layer.recall.reset(lanes),
+            )
+            for layer in self.layers
+        ]
+        return replace(self, layers=tuple(layers), tokens_read=self.tokens_read.masked_fill(marked, 0))
+
+    def difference(self, other: DocumentMemory) -> float:
+        """The largest difference of any number in the two memories; infinite if they have read different lengths."""
+        self.check_same_shape(other.config, "the other memory")
+        if self.tokens_read.tolist() != other.tokens_read.tolist():
+            return float("inf")
+        read = torch.tensor([not fresh for fresh in self.fresh])
+        largest = 0.0
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            named = theirs.named_tensors()
+            for name, x in mine.named_tensors().items():
+                if read.any():
+                    gap = (x[read.to(x.device)].double() - named[name].to(x.device)[read.to(x.device)].double()).abs()
+                    largest = max(largest, gap.max().item() if not gap.isnan().any() else float("inf"))
+        return largest
+
+    def equals(self, other: DocumentMemory, tolerance: float = 0.0) -> bool:
+        """Whether the two have read equally far and hold the same numbers within a tolerance."""
+        return self.lanes == other.lanes and self.difference(other) <= tolerance
+
+    def save(self, path: str | Path) -> None:
+        """Write a safetensors file, aside first and then renamed; see `memory_file`."""
+        from block_recurrent.model.memory_file import save_memory
+
+        save_memory(self, Path(path))
+
+    @staticmethod
+    def load(path: str | Path) -> DocumentMemory:
+        """Read what `save` wrote. The model that gets it checks that it made it."""
+        from block_recurrent.model.memory_file import load_memory
+
+        return load_memory(Path(path))
+
+    def check_same_shape(self, config: ModelConfig, whose: str) -> None:
+        """An error that names the first difference, unless `config` has the shape of this memory's model."""
+        if config is self.config or config.shape_json() == self.config.shape_json():
+            return
+        mine, theirs = self.config.to_dict(), config.to_dict()
+        different = [f"{key} {mine[key]} against {theirs[key]}" for key in mine if mine[key] != theirs[key]]
+        raise MemoryMismatchError(
+            f"this memory belongs to a model of another shape than {whose}: {', '.join(different)}; "
+            "a memory can be used only with the model that made it"
+        )
+
+    def origin(self) -> BlockRecurrentLM | str | None:
+        """The model that made this memory, or its fingerprint if the memory was loaded; None if nobody has used it."""
+        return self.fingerprint if self.maker is None else self.maker()
+
+    def maker_fingerprint(self) -> str | None:
+        """Hash of the weights of the model that made this memory; None if no model has used it yet."""
+        if self.maker is None:
+            return self.fingerprint
+        model = self.maker()
+        if model is None:
+            raise MemoryMismatchError("the model that made this memory is gone, so its hash can't be known")
+        return model.fingerprint()
+
+    def _map(self, change: Callable[[Tensor], Tensor], change_recall: Callable[[Recall], Recall]) -> DocumentMemory:
+        return replace(self, layers=tuple(layer.map(change, change_recall) for layer in self.layers))
+
+
+def _cat_layers(layers: Sequence[LayerMemory]) -> LayerMemory:
+    states = [layer.state for layer in layers if layer.state is not None]
+    recalls = [layer.recall for layer in layers if layer.recall is not None]
+    return LayerMemory(
+        torch.cat([layer.keys for layer in layers]),
+        torch.cat([layer.values for layer in layers]),
+        torch.cat(states) if states else None,
+        Recall.cat(recalls) if recalls else None,
+    )

@@ -1,0 +1,106 @@
+"""Memory files: one safetensors file with a header that says whose memory it is. No pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from block_recurrent.config import ModelConfig
+from block_recurrent.errors import BlockRecurrentError, FileFormatError
+from block_recurrent.model.memory import DocumentMemory, LayerMemory
+from block_recurrent.model.recall import Recall
+
+FORMAT = "block-recurrent-memory"
+VERSION = 1
+
+
+def save_memory(memory: DocumentMemory, path: Path) -> None:
+    """Write the file aside, then rename it: an interrupted save leaves the old file as it was."""
+    tensors = {
+        f"layers.{i}.{name}": x.detach().cpu().contiguous()
+        for i, layer in enumerate(memory.layers)
+        for name, x in layer.named_tensors().items()
+    }
+    header = {
+        "version": VERSION,
+        "config": memory.config.to_dict(),
+        "fingerprint": memory.maker_fingerprint(),
+        "tokens_read": memory.tokens_read.tolist(),
+        "recall_counts": {str(i): layer.recall.counts for i, layer in enumerate(memory.layers) if layer.recall},
+        "sha256": hash_tensors(tensors),
+    }
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(aside, "wb") as file:
+            file.write(save(tensors, metadata={FORMAT: json.dumps(header)}))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError as error:
+        raise FileFormatError(f"the memory can't be written to '{path}': {error.strerror or error}") from None
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def load_memory(path: Path) -> DocumentMemory:
+    """Read and check a memory file; anything wrong with it is a FileFormatError that says what."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = _header(path, file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except FileNotFoundError:
+        raise FileFormatError(f"there is no memory file '{path}'") from None
+    except (SafetensorError, OSError) as error:
+        raise FileFormatError(f"'{path}' can't be read as a memory file, it is damaged, cut or another kind of file: {error}") from None
+    if hash_tensors(tensors) != header["sha256"]:
+        raise FileFormatError(f"memory file '{path}' is damaged: its contents don't match their hash; read the text again")
+    try:
+        config = ModelConfig.from_dict(header["config"])
+        layers = [_layer(tensors, i, header["recall_counts"].get(str(i)), config) for i in range(config.num_layers)]
+        tokens_read = torch.tensor(header["tokens_read"], dtype=torch.int64)
+    except (KeyError, TypeError, BlockRecurrentError) as error:
+        raise FileFormatError(f"memory file '{path}' is damaged: {error}") from None
+    return DocumentMemory(tuple(layers), tokens_read, config, fingerprint=header["fingerprint"])
+
+
+def hash_tensors(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and contents."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        x = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
+        digest.update(x.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return digest.hexdigest()
+
+
+def _header(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
+    if FORMAT not in metadata:
+        raise FileFormatError(f"'{path}' is a safetensors file, but not a memory file: it has no '{FORMAT}' header")
+    header = json.loads(metadata[FORMAT])
+    if header.get("version") != VERSION:
+        raise FileFormatError(
+            f"memory file '{path}' has format version {header.get('version')}, this program reads version {VERSION}"
+        )
+    return header
+
+
+def _layer(tensors: dict[str, Tensor], index: int, counts: list[int] | None, config: ModelConfig) -> LayerMemory:
+    def tensor(name: str) -> Tensor:
+        return tensors[f"layers.{index}.{name}"]
+
+    return LayerMemory(
+        tensor("keys"),
+        tensor("values"),
+        tensor("state") if index + 1 in config.recurrent_layers else None,
+        None
+        if counts is None
+        else Recall.from_tensors(tensor("recall_keys"), tensor("recall_values"), counts, config.window),
+    )

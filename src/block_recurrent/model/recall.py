@@ -1,0 +1,178 @@
+"""The memory of a Memorizing Transformer layer: past keys and values, searched exactly (SPEC section 7).
+
+`Recall` is a value, like every memory here, but a large one (half a GiB per lane at the paper's size), so values share
+storage: a ring with some room to spare. Appending writes into the spare room, which no living value can see; when
+there is none, or somebody else has written there, the new value gets a storage of its own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+# Scores of a search that are held at once: 64 MiB in float32, whatever the memory's size.
+SCORES_AT_ONCE = 2**24
+# Room to spare, in appended blocks: so many successors can share storage with a value that is still in use.
+SPARE_BLOCKS = 4
+
+
+class _Storage:
+    """Keys and values (B, H, capacity, K), and up to where each lane has been written (positions only grow)."""
+
+    def __init__(self, keys: Tensor, values: Tensor, written: list[int]) -> None:
+        self.keys, self.values, self.written = keys, values, written
+        self.users: weakref.WeakSet[Recall] = weakref.WeakSet()
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[2]
+
+
+class Recall:
+    """The newest `size` entries of each lane: lane b sees positions ends[b] - counts[b] up to ends[b] of the storage."""
+
+    def __init__(self, storage: _Storage, size: int, ends: Sequence[int], counts: Sequence[int]) -> None:
+        self._storage, self.size = storage, size
+        self.ends, self.counts = tuple(ends), tuple(counts)
+        storage.users.add(self)
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int, int, int], block: int, like: Tensor) -> Recall:
+        """shape: (B, H, M, K). `block`: how many entries are appended at a time."""
+        B, H, M, K = shape
+        capacity = M + SPARE_BLOCKS * min(block, M)
+        keys, values = (like.new_zeros(B, H, capacity, K) for _ in range(2))
+        return cls(_Storage(keys, values, [0] * B), M, [0] * B, [0] * B)
+
+    @classmethod
+    def from_tensors(cls, keys: Tensor, values: Tensor, counts: Sequence[int], block: int) -> Recall:
+        """The inverse of `tensors`."""
+        fresh = cls.empty(tuple(keys.shape), block, keys)  # type: ignore[arg-type]
+        fresh._storage.keys[:, :, : keys.shape[2]] = keys
+        fresh._storage.values[:, :, : keys.shape[2]] = values
+        fresh._storage.written[:] = counts
+        return cls(fresh._storage, fresh.size, counts, counts)
+
+    @property
+    def block(self) -> int:
+        """Entries that are appended at a time."""
+        return (self._storage.capacity - self.size) // SPARE_BLOCKS
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what a value can hold; spare room is shared and not counted."""
+        B, H, _, K = self._storage.keys.shape
+        return 2 * B * H * self.size * K * self._storage.keys.element_size()
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, M, K) in a layout of their own: oldest entry first, zeros where never written."""
+        slots, written = self._slots_by_age()
+        return tuple(  # type: ignore[return-value]
+            _take_lanes(x, slots).masked_fill(~written[:, None, :, None], 0)
+            for x in (self._storage.keys, self._storage.values)
+        )
+
+    def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> Recall:
+        keys, values = (x.to(device=device, dtype=dtype) for x in self.tensors())
+        return Recall.from_tensors(keys, values, self.counts, self.block)
+
+    def select(self, lanes: Sequence[int]) -> Recall:
+        keys, values = (x[list(lanes)] for x in self.tensors())
+        return Recall.from_tensors(keys, values, [self.counts[lane] for lane in lanes], self.block)
+
+    @staticmethod
+    def cat(recalls: Sequence[Recall]) -> Recall:
+        keys, values = (torch.cat(parts) for parts in zip(*(recall.tensors() for recall in recalls), strict=True))
+        counts = [count for recall in recalls for count in recall.counts]
+        return Recall.from_tensors(keys, values, counts, recalls[0].block)
+
+    def reset(self, lanes: Sequence[bool]) -> Recall:
+        """Nothing remembered in the lanes that are marked."""
+        if not any(lanes):
+            return self
+        counts = [0 if gone else count for gone, count in zip(lanes, self.counts, strict=True)]
+        return Recall(self._storage, self.size, self.ends, counts)
+
+    def append(self, keys: Tensor, values: Tensor, lanes: Sequence[bool]) -> Recall:
+        """A value with a block of (B, H, W, K) more in the lanes that are marked; the oldest entries go."""
+        if not any(lanes):
+            return self
+        keys, values = keys.detach()[:, :, -self.size :], values.detach()[:, :, -self.size :]
+        length = keys.shape[2]
+        ends = [end + length * more for end, more in zip(self.ends, lanes, strict=True)]
+        if not self._may_write(ends, lanes):
+            return Recall.from_tensors(*self.tensors(), self.counts, self.block).append(keys, values, lanes)
+        for lane in (lane for lane, more in enumerate(lanes) if more):
+            slots = torch.arange(self.ends[lane], ends[lane], device=keys.device) % self._storage.capacity
+            self._storage.keys[lane, :, slots] = keys[lane]
+            self._storage.values[lane, :, slots] = values[lane]
+            self._storage.written[lane] = ends[lane]
+        counts = [min(count + length * more, self.size) for count, more in zip(self.counts, lanes, strict=True)]
+        return Recall(self._storage, self.size, ends, counts)
+
+    def _may_write(self, ends: list[int], lanes: Sequence[bool]) -> bool:
+        """Whether writing up to `ends` touches nothing that this or any other living value sees."""
+        storage = self._storage
+        if any(more and storage.written[lane] != self.ends[lane] for lane, more in enumerate(lanes)):
+            return False
+        oldest_kept = [end - storage.capacity for end in ends]
+        return all(
+            not more or user.counts[lane] == 0 or oldest_kept[lane] <= user.ends[lane] - user.counts[lane]
+            for user in list(storage.users)
+            for lane, more in enumerate(lanes)
+        )
+
+    @torch.no_grad()
+    def search(self, queries: Tensor, neighbors: int) -> tuple[Tensor, Tensor, Tensor]:
+        """For each query (B, H, w, K) the `neighbors` entries with the largest dot product, exactly.
+
+        Returns their keys and values (B, H, w, n, K) and which are written (B, H, w, n). An entry that was never
+        written ranks last and comes as a zero key with a zero value.
+        """
+        B, H, w, _ = queries.shape
+        used = max(min(max(self.ends), self._storage.capacity), neighbors)
+        visible = self._visible(used, queries.device)
+        chunk = max(neighbors, SCORES_AT_ONCE // max(1, B * H * w))
+        best_scores = queries.new_empty(B, H, w, 0)
+        best_slots = torch.empty(B, H, w, 0, dtype=torch.int64, device=queries.device)
+        for first in range(0, used, chunk):
+            keys = self._storage.keys[:, :, first : min(first + chunk, used)]
+            scores = queries @ keys.transpose(-1, -2)
+            scores.masked_fill_(~visible[:, None, None, first : first + keys.shape[2]], float("-inf"))
+            top = scores.topk(min(neighbors, keys.shape[2]), sorted=False)
+            best_scores = torch.cat([best_scores, top.values], dim=-1)
+            best_slots = torch.cat([best_slots, top.indices + first], dim=-1)
+            if best_scores.shape[-1] > neighbors:
+                kept = best_scores.topk(neighbors, sorted=False)
+                best_scores, best_slots = kept.values, best_slots.gather(-1, kept.indices)
+        written = best_scores > float("-inf")
+        found = (_take_entries(x, best_slots) * written[..., None] for x in (self._storage.keys, self._storage.values))
+        return next(found), next(found), written
+
+    def _visible(self, used: int, device: torch.device) -> Tensor:
+        """(B, used): the storage slots that hold one of this value's entries."""
+        ends, counts = (torch.tensor(x, device=device)[:, None] for x in (self.ends, self.counts))
+        age = (ends - 1 - torch.arange(used, device=device)) % self._storage.capacity
+        return age < counts
+
+    def _slots_by_age(self) -> tuple[Tensor, Tensor]:
+        """(B, M): storage slot of each entry, oldest first, and whether there is one."""
+        device = self._storage.keys.device
+        ends, counts = (torch.tensor(x, device=device)[:, None] for x in (self.ends, self.counts))
+        rank = torch.arange(self.size, device=device)
+        return (ends - counts + rank) % self._storage.capacity, rank < counts
+
+
+def _take_lanes(x: Tensor, slots: Tensor) -> Tensor:
+    """x (B, H, C, K) at slots (B, M) -> (B, H, M, K)."""
+    return x.gather(2, slots[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+
+def _take_entries(x: Tensor, slots: Tensor) -> Tensor:
+    """x (B, H, C, K) at slots (B, H, w, n) -> (B, H, w, n, K)."""
+    B, H, C, K = x.shape
+    base = torch.arange(B * H, device=x.device).view(B, H, 1, 1) * C
+    return torch.nn.functional.embedding(slots + base, x.reshape(B * H * C, K))

@@ -1,0 +1,1 @@
+"""Building blocks that know numbers and tensors, not configurations."""

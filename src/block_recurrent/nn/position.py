@@ -1,0 +1,40 @@
+"""T5's relative position bias, one-directional: a learned number per head and bucket of distances."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor, nn
+
+from block_recurrent.nn.linear import normal
+
+NUM_BUCKETS = 32
+MAX_DISTANCE = 128
+
+
+def bucket_of(distance: int) -> int:
+    """Half of the buckets are exact distances; the others grow by a constant factor up to MAX_DISTANCE, then one."""
+    exact = NUM_BUCKETS // 2
+    if distance < exact:
+        return max(distance, 0)
+    share = math.log(distance / exact) / math.log(MAX_DISTANCE / exact)
+    return min(exact + int(share * (NUM_BUCKETS - exact)), NUM_BUCKETS - 1)
+
+
+@functools.lru_cache(maxsize=32)
+def _buckets(window: int, device: torch.device) -> Tensor:
+    return torch.tensor([bucket_of(distance) for distance in range(1, window + 1)], device=device)
+
+
+class PositionBias(nn.Module):
+    """The bias of every distance that a window allows."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.table = normal(num_heads, NUM_BUCKETS, deviation=math.sqrt(1 / NUM_BUCKETS))
+
+    def forward(self, window: int) -> Tensor:
+        """(H, W): the bias at distances 1 to W."""
+        return self.table[:, _buckets(window, self.table.device)]
