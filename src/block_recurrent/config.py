@@ -60,10 +60,10 @@ class ModelConfig:
     """Dropout of the attention matrix."""
 
     def __post_init__(self) -> None:
-        for name in ("recurrent_layers", "memory_layers"):
-            object.__setattr__(self, name, _layer_numbers(name, getattr(self, name), self.num_layers))
         for name in _SIZES:
             _check_positive(name, getattr(self, name))
+        for name in ("recurrent_layers", "memory_layers"):
+            object.__setattr__(self, name, _layer_numbers(name, getattr(self, name), self.num_layers))
         for name in ("dropout", "attention_dropout"):
             _check_rate(name, getattr(self, name))
         for name in ("gate_bias", "gate_tanh"):
@@ -132,7 +132,7 @@ def _known(values: Mapping[str, Any]) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(ModelConfig)]
     for key in values:
         if key not in names:
-            raise ConfigError(f"unknown model key '{key}'{did_you_mean(key, names)}; the keys are {', '.join(names)}")
+            raise ConfigError(f"unknown model key '{key}'{did_you_mean(str(key), names)}; the keys are {', '.join(names)}")
     return dict(values)
 
 

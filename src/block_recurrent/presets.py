@@ -117,6 +117,6 @@ def preset_lanes(system: str, size: str) -> int:
 
 def _look_up(system: str, size: str) -> tuple[System, Size]:
     for what, name, known in (("system", system, SYSTEMS), ("size", size, SIZES)):
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise ConfigError(f"there is no {what} '{name}'{did_you_mean(str(name), known)}; known: {', '.join(known)}")
     return SYSTEMS[system], SIZES[size]

@@ -87,7 +87,7 @@ class BlockRecurrentLM(nn.Module):
         self, tokens: Tensor, memories: tuple[LayerMemory, ...], grid: BlockGrid
     ) -> tuple[Tensor, tuple[LayerMemory, ...]]:
         """All layers over all tokens of the call at once."""
-        x = self.embedding(tokens)
+        x = self.embedding(tokens.long())
         views = self._feedback_views(memories) if self.config.feedback else [None] * len(memories)
         after = []
         for layer, memory, view in zip(self.layers, memories, views, strict=True):
@@ -184,7 +184,7 @@ class BlockRecurrentLM(nn.Module):
             raise MemoryMismatchError(
                 f"the memory is {memory.dtype} on {memory.device}, the model {mine}: use memory.to(device, dtype)"
             )
-        if memory.origin() is None or memory.origin() is self:
+        if memory.unused or memory.origin() is self:
             return
         theirs, mine = memory.maker_fingerprint(), self.fingerprint()
         if theirs != mine:

@@ -80,7 +80,7 @@ class DocumentMemory:
         dtype: torch.dtype | None = None,
     ) -> DocumentMemory:
         """Nothing read yet. The model puts its learned initial state in at the next call."""
-        if not isinstance(lanes, int) or lanes < 1:
+        if not isinstance(lanes, int) or isinstance(lanes, bool) or lanes < 1:
             raise InputError(f"lanes is {lanes!r}: a memory has at least 1 lane")
         like = torch.empty(0, device=device, dtype=dtype)
         H, K, W = config.num_heads, config.head_dim, config.window
@@ -135,8 +135,8 @@ class DocumentMemory:
 
     def select(self, lanes: Sequence[int]) -> DocumentMemory:
         """The lanes named, in that order; a lane may be named more than once."""
-        lanes = [int(lane) for lane in lanes]
-        if not lanes or any(not -self.lanes <= lane < self.lanes for lane in lanes):
+        lanes = lanes.tolist() if isinstance(lanes, Tensor) else list(lanes)
+        if not lanes or any(isinstance(lane, bool) or lane not in range(self.lanes) for lane in lanes):
             raise InputError(f"lanes {lanes} can't be selected: name at least one, each from 0 to {self.lanes - 1}")
         selected = self._map(lambda x: x[lanes], lambda recall: recall.select(lanes))
         return replace(selected, tokens_read=self.tokens_read[lanes])
@@ -149,8 +149,9 @@ class DocumentMemory:
         first = memories[0]
         for other in memories[1:]:
             first.check_same_shape(other.config, "the first memory")
-        used = [memory for memory in memories if memory.origin() is not None]
-        if len({memory.origin() for memory in used}) > 1 and len({memory.maker_fingerprint() for memory in used}) > 1:
+        used = [memory for memory in memories if not memory.unused]
+        one_origin = all((m.maker, m.fingerprint) == (used[0].maker, used[0].fingerprint) for m in used)
+        if not one_origin and len({memory.maker_fingerprint() for memory in used}) > 1:
             raise MemoryMismatchError("these memories were made by different models and can't be concatenated")
         layers = tuple(_cat_layers([memory.layers[i] for memory in memories]) for i in range(len(first.layers)))
         known = used[0] if used else first
@@ -216,8 +217,13 @@ class DocumentMemory:
             "a memory can be used only with the model that made it"
         )
 
+    @property
+    def unused(self) -> bool:
+        """Whether no model has made or read into it: it fits every model of its shape."""
+        return self.maker is None and self.fingerprint is None
+
     def origin(self) -> BlockRecurrentLM | str | None:
-        """The model that made this memory, or its fingerprint if the memory was loaded; None if nobody has used it."""
+        """The model that made this memory (None if it is gone), or its fingerprint if the memory was loaded."""
         return self.fingerprint if self.maker is None else self.maker()
 
     def maker_fingerprint(self) -> str | None:
@@ -226,7 +232,10 @@ class DocumentMemory:
             return self.fingerprint
         model = self.maker()
         if model is None:
-            raise MemoryMismatchError("the model that made this memory is gone, so its hash can't be known")
+            raise MemoryMismatchError(
+                "the model that made this memory is gone, so nobody can tell whose memory it is: "
+                "keep the model as long as its memories, or save them while it is there"
+            )
         return model.fingerprint()
 
     def _map(self, change: Callable[[Tensor], Tensor], change_recall: Callable[[Recall], Recall]) -> DocumentMemory:

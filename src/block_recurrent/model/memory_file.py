@@ -35,12 +35,13 @@ def save_memory(memory: DocumentMemory, path: Path) -> None:
         "fingerprint": memory.maker_fingerprint(),
         "tokens_read": memory.tokens_read.tolist(),
         "recall_counts": {str(i): layer.recall.counts for i, layer in enumerate(memory.layers) if layer.recall},
-        "sha256": hash_tensors(tensors),
     }
+    metadata = {FORMAT: json.dumps(header)}
+    metadata["sha256"] = _hash(metadata[FORMAT], tensors)
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(aside, "wb") as file:
-            file.write(save(tensors, metadata={FORMAT: json.dumps(header)}))
+            file.write(save(tensors, metadata=metadata))
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
@@ -54,13 +55,14 @@ def load_memory(path: Path) -> DocumentMemory:
     """Read and check a memory file; anything wrong with it is a FileFormatError that says what."""
     try:
         with safe_open(path, framework="pt") as file:
-            header = _header(path, file.metadata() or {})
+            metadata = file.metadata() or {}
+            header = _header(path, metadata)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except FileNotFoundError:
         raise FileFormatError(f"there is no memory file '{path}'") from None
     except (SafetensorError, OSError) as error:
         raise FileFormatError(f"'{path}' can't be read as a memory file, it is damaged, cut or another kind of file: {error}") from None
-    if hash_tensors(tensors) != header["sha256"]:
+    if _hash(metadata[FORMAT], tensors) != metadata.get("sha256"):
         raise FileFormatError(f"memory file '{path}' is damaged: its contents don't match their hash; read the text again")
     try:
         config = ModelConfig.from_dict(header["config"])
@@ -81,13 +83,22 @@ def hash_tensors(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def _hash(header: str, tensors: dict[str, Tensor]) -> str:
+    return hashlib.sha256((header + hash_tensors(tensors)).encode()).hexdigest()
+
+
 def _header(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
     if FORMAT not in metadata:
         raise FileFormatError(f"'{path}' is a safetensors file, but not a memory file: it has no '{FORMAT}' header")
-    header = json.loads(metadata[FORMAT])
-    if header.get("version") != VERSION:
+    try:
+        header = json.loads(metadata[FORMAT])
+    except json.JSONDecodeError as error:
+        raise FileFormatError(f"memory file '{path}' is damaged: its header is not JSON: {error}") from None
+    if not isinstance(header, dict) or "version" not in header:
+        raise FileFormatError(f"memory file '{path}' is damaged: its header has no version")
+    if header["version"] != VERSION:
         raise FileFormatError(
-            f"memory file '{path}' has format version {header.get('version')}, this program reads version {VERSION}"
+            f"memory file '{path}' has format version {header['version']}, this program reads version {VERSION}"
         )
     return header
 
