@@ -1,0 +1,105 @@
+"""Sets that hold many documents as records with a `text`: JSON lines (also .gz), Parquet, Hugging Face sets."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from block_recurrent.data.files import LeftOut, reason_of
+from block_recurrent.errors import DataError, MissingExtraError
+
+JSON_LINES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json.gz")
+PARQUET = ".parquet"
+RECORD_SUFFIXES = (*JSON_LINES, PARQUET)
+ROWS_AT_ONCE = 16
+HUB_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "dev": "validation", "test": "test"}
+
+
+@dataclass(frozen=True)
+class Record:
+    """A document that came with its text."""
+
+    name: str
+    split: str | None
+    text: str
+
+
+def read_records(path: Path, name: str, split: str | None) -> Iterator[Record | LeftOut]:
+    """The records of a JSON lines or Parquet file. A record is named by its `name`, or by the file and its number."""
+    read_rows = _parquet_rows if path.name.lower().endswith(PARQUET) else _json_rows
+    for label, row in read_rows(path, name):
+        yield row if isinstance(row, LeftOut) else _record(row, label, split)
+
+
+def hub_records(name: str) -> Iterator[Record | LeftOut]:
+    """The records of a Hugging Face set, read as a stream: `hf:NAME` or `hf:NAME:CONFIGURATION`."""
+    try:
+        import datasets
+    except ImportError:
+        raise MissingExtraError("a Hugging Face set", "datasets") from None
+    path, _, configuration = name.partition(":")
+    try:
+        parts = datasets.load_dataset(path, configuration or None, streaming=True)
+        # A set that comes in one part only is dealt by names, like a folder without splits.
+        known = {part: HUB_SPLITS[part] for part in parts if part in HUB_SPLITS} if len(parts) > 1 else {}
+        for part, rows in parts.items():
+            if len(parts) > 1 and part not in known:
+                yield LeftOut(part, "is none of the splits train, validation and test")
+                continue
+            for number, row in enumerate(rows):
+                yield _record(row, f"{part}/{number}", known.get(part))
+    except Exception as error:  # the library raises its own, the network's and the file formats' errors
+        if isinstance(error, DataError):
+            raise
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise DataError(
+            f"can't load the Hugging Face set '{name}' ({first_line}); check its name and the network, or give a folder"
+        ) from None
+
+
+def _record(row: Any, label: str, split: str | None) -> Record | LeftOut:
+    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+        return LeftOut(label, "has no field 'text' with a string")
+    own = row.get("name")
+    return Record(own if isinstance(own, str) and own else label, split, row["text"])
+
+
+def _json_rows(path: Path, name: str) -> Iterator[tuple[str, Any]]:
+    number = 0
+    try:
+        with gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                label = f"{name}:{number}"
+                if not line.strip():
+                    continue
+                try:
+                    yield label, json.loads(line)
+                except (ValueError, RecursionError):
+                    yield label, LeftOut(label, "is not a line of JSON in UTF-8")
+    except (EOFError, zlib.error):
+        yield name, LeftOut(name, f"is cut or damaged after line {number}")
+    except OSError as error:
+        yield name, LeftOut(name, f"{reason_of(error)} after line {number}")
+
+
+def _parquet_rows(path: Path, name: str) -> Iterator[tuple[str, Any]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtraError("a Parquet file", "parquet") from None
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns = [column for column in ("name", "text") if column in file.schema_arrow.names]
+            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{name}:{number}", row
+    except (OSError, pyarrow.ArrowException) as error:
+        yield name, LeftOut(name, f"is not a readable Parquet file ({str(error).splitlines()[0]}) after row {number}")
