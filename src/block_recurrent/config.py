@@ -74,7 +74,8 @@ class ModelConfig:
         if self.segment % self.window:
             raise ConfigError(
                 f"segment {self.segment} is not a multiple of window {self.window}: "
-                f"a segment is cut into blocks of one window each; try {max(1, self.segment // self.window) * self.window}"
+                "a segment is cut into blocks of one window each; "
+                f"try {max(1, self.segment // self.window) * self.window}"
             )
         if self.feedback and not self.recurrent_layers:
             raise ConfigError("feedback is on, but recurrent_layers is empty: feedback reads a recurrent layer's state")
@@ -103,7 +104,7 @@ class ModelConfig:
         return layer in self.recurrent_layers or self.feedback
 
     def shape_json(self) -> str:
-        """What two models must share to share weights and memories: all but segment and dropout, paper's way resolved."""
+        """What models must have in common to share weights and memories: all but segment and dropout."""
         fields = self.to_dict() | {"gate_bias": self.has_gate_bias, "gate_tanh": self.has_gate_tanh}
         return json.dumps({k: v for k, v in fields.items() if k not in _NOT_SHAPE}, sort_keys=True)
 
@@ -123,8 +124,18 @@ class ModelConfig:
 
 
 _SIZES = (
-    "vocab_size d_model num_layers num_heads head_dim mlp_dim window segment num_states memory_size memory_neighbors"
-).split()
+    "vocab_size",
+    "d_model",
+    "num_layers",
+    "num_heads",
+    "head_dim",
+    "mlp_dim",
+    "window",
+    "segment",
+    "num_states",
+    "memory_size",
+    "memory_neighbors",
+)
 _NOT_SHAPE = ("segment", "dropout", "attention_dropout")
 
 
@@ -132,7 +143,9 @@ def _known(values: Mapping[str, Any]) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(ModelConfig)]
     for key in values:
         if key not in names:
-            raise ConfigError(f"unknown model key '{key}'{did_you_mean(str(key), names)}; the keys are {', '.join(names)}")
+            raise ConfigError(
+                f"unknown model key '{key}'{did_you_mean(str(key), names)}; the keys are {', '.join(names)}"
+            )
     return dict(values)
 
 
@@ -152,7 +165,9 @@ def _check_rate(name: str, value: Any) -> None:
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ConfigError(f"{name} is {value!r}: it must be one of {', '.join(choices)}{did_you_mean(str(value), choices)}")
+        raise ConfigError(
+            f"{name} is {value!r}: it must be one of {', '.join(choices)}{did_you_mean(str(value), choices)}"
+        )
 
 
 def _check_type(name: str, value: Any, types: tuple[type, ...], rule: str) -> None:

@@ -6,6 +6,7 @@ depends on block borders goes through `BlockGrid`; with whole blocks (training) 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -74,8 +75,8 @@ class BlockGrid:
     def keys_of_completed(self, buffer: Tensor, blocks_before: int) -> Tensor:
         """The keys of the blocks completed in this call, and of some blocks before them.
 
-        buffer (B, H, C + N, K): the cached keys, then the call's. Returns (B, H, (blocks_before + most_completed) * W, K);
-        lanes that complete fewer blocks than others end in zeros or in keys of their open block.
+        buffer (B, H, C + N, K): the cached keys, then the call's. Returns (B, H, blocks * W, K), where blocks is
+        blocks_before + most_completed; lanes that complete fewer end in zeros or in keys of their open block.
         """
         cached = buffer.shape[2] - self.num_tokens
         starts = [cached - p - blocks_before * self.window for p in self.offsets]
@@ -92,7 +93,4 @@ class BlockGrid:
             [min(max(block * self.window - p, 0), n) for p, n in zip(self.offsets, self.lengths, strict=True)]
             for block in range(self.num_blocks + 1)
         ]
-        return [
-            (first, [e - s for s, e in zip(first, last, strict=True)])
-            for first, last in zip(cuts, cuts[1:], strict=False)
-        ]
+        return [(first, [e - s for s, e in zip(first, last, strict=True)]) for first, last in itertools.pairwise(cuts)]

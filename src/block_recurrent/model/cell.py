@@ -15,8 +15,8 @@ from block_recurrent.nn.linear import linear, normal, ones
 from block_recurrent.nn.norm import RMSNorm, unit_length
 
 
-class StateView(NamedTuple):
-    """What a state shows: keys and values for whoever reads it, (B, H, S, K)."""
+class KeysAndValues(NamedTuple):
+    """What is shown to a query, (B, H, number, K): by a state of S vectors, or by the tokens of two blocks."""
 
     keys: Tensor
     values: Tensor
@@ -44,31 +44,34 @@ class RecurrentCell(nn.Module):
         """The learned initial state of a document, (B, S, D)."""
         return self.initial_state.expand(lanes, -1, -1)
 
-    def view(self, state: Tensor) -> StateView:
+    def view(self, state: Tensor) -> KeysAndValues:
         """Keys and values of a state."""
         return self._view(self._named(state))
 
     def scan(
-        self, state: Tensor, keys: Tensor, values: Tensor, grid: BlockGrid, first: StateView | None = None
-    ) -> tuple[StateView, Tensor]:
+        self, state: Tensor, keys: Tensor, values: Tensor, grid: BlockGrid, first: KeysAndValues | None = None
+    ) -> tuple[KeysAndValues, Tensor]:
         """Run over the blocks of a call: the one sequential part of the model.
 
         keys and values: the tokens', (B, H, C + N, K), cached ones first. Returns what the state shows at the start of
         each of the T blocks, (B, H, T, S, K), and the state after the blocks that each lane completed. `first` is the
         view of `state`, where the caller has it already.
         """
-        keys, values = (grid.keys_of_completed(x, blocks_before=1) for x in (keys, values))
-        W = grid.window
+        # Unbound once: slicing per block would make the backward pass fill and add the whole buffer for each block.
+        key_blocks, value_blocks = (
+            grid.keys_of_completed(x, blocks_before=1).unflatten(2, (-1, grid.window)).unbind(2) for x in (keys, values)
+        )
         states, views = [state], []
         for block in range(grid.num_blocks):
             named = self._named(state)
             views.append(first if first is not None and block == 0 else self._view(named))
             if block < grid.most_completed:
-                two_blocks = slice(block * W, (block + 2) * W)
-                attention = self._attention(named, views[-1], keys[:, :, two_blocks], values[:, :, two_blocks])
-                state = self.update(attention, state)
+                two_blocks = KeysAndValues(
+                    torch.cat(key_blocks[block : block + 2], dim=2), torch.cat(value_blocks[block : block + 2], dim=2)
+                )
+                state = self.update(self._attention(named, views[-1], two_blocks), state)
                 states.append(state)
-        seen = StateView(torch.stack([v.keys for v in views], dim=2), torch.stack([v.values for v in views], dim=2))
+        seen = KeysAndValues(torch.stack([v.keys for v in views], dim=2), torch.stack([v.values for v in views], dim=2))
         if len(set(grid.completed)) == 1:
             return seen, states[grid.completed[0]]
         return seen, torch.stack([states[blocks][lane] for lane, blocks in enumerate(grid.completed)])
@@ -77,19 +80,17 @@ class RecurrentCell(nn.Module):
         # The IDs come after the norm, so that states differ from each other whatever they hold (paper, section 3.2).
         return self.norm(state) + self.state_ids
 
-    def _view(self, named: Tensor) -> StateView:
+    def _view(self, named: Tensor) -> KeysAndValues:
         keys = unit_length(split_heads(self.to_keys(named), self.num_heads))
-        return StateView(keys, split_heads(self.to_values(named), self.num_heads))
+        return KeysAndValues(keys, split_heads(self.to_values(named), self.num_heads))
 
-    def _attention(self, named: Tensor, own: StateView, token_keys: Tensor, token_values: Tensor) -> Tensor:
+    def _attention(self, named: Tensor, own: KeysAndValues, tokens: KeysAndValues) -> Tensor:
         """Self-attention of the states beside cross-attention to the tokens of two blocks: (B, S, 2*H*K)."""
-        to_self = unit_length(split_heads(self.to_self_queries(named), self.num_heads))
-        to_tokens = unit_length(split_heads(self.to_token_queries(named), self.num_heads))
-        heads = [
-            attend(to_self * self.self_scale.abs()[:, None, None], own.keys, own.values),
-            attend(to_tokens * self.token_scale.abs()[:, None, None], token_keys, token_values),
-        ]
-        return merge_heads(torch.cat(heads, dim=1))
+        to_self = unit_length(split_heads(self.to_self_queries(named), self.num_heads), self.self_scale.abs())
+        to_tokens = unit_length(split_heads(self.to_token_queries(named), self.num_heads), self.token_scale.abs())
+        by_self = attend(to_self, own.keys, own.values)
+        by_tokens = attend(to_tokens, tokens.keys, tokens.values)
+        return merge_heads(torch.cat([by_self, by_tokens], dim=1))
 
 
 class SkipUpdate(nn.Module):

@@ -53,7 +53,9 @@ def lengths_of(lengths: Tensor | None, lanes: int, num_tokens: int) -> tuple[int
     check_lanes(lengths, lanes, _INTEGERS, "lengths")
     for lane, length in enumerate(lengths.tolist()):
         if not 0 <= length <= num_tokens:
-            raise InputError(f"lengths has {length} for lane {lane}: it must be from 0 to the {num_tokens} tokens given")
+            raise InputError(
+                f"lengths has {length} for lane {lane}: it must be from 0 to {num_tokens}, the tokens given"
+            )
     return tuple(lengths.tolist())
 
 

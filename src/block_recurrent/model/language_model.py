@@ -1,14 +1,16 @@
 """The language model: `logits, memory = model(tokens, memory, starts)`.
 
-Shape letters (SPEC section 1): B lanes, N tokens of the call, W window, T blocks, D width, V vocabulary, H heads, K head
-size, S states.
+Shape letters (SPEC section 1): B lanes, N tokens of the call, W window, T blocks, D width, V vocabulary, H heads,
+K head size, S states.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ from block_recurrent.config import ModelConfig
 from block_recurrent.errors import MemoryMismatchError
 from block_recurrent.model import checks
 from block_recurrent.model.blocks import BlockGrid, slice_lanes
+from block_recurrent.model.cell import KeysAndValues, RecurrentCell
 from block_recurrent.model.layers import Layer
 from block_recurrent.model.loss import cross_entropy
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
@@ -32,7 +35,7 @@ class Loss(NamedTuple):
 
     sum: Tensor
     """Cross-entropy in nats, summed over the tokens that count; float32, with gradient."""
-    count: Tensor
+    count: Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody misses
     """How many tokens that is; float32."""
     memory: DocumentMemory
     """The next memory."""
@@ -60,8 +63,8 @@ class BlockRecurrentLM(nn.Module):
     ) -> tuple[Tensor, DocumentMemory]:
         """tokens (B, N) -> logits (B, N, V), and the memory after them.
 
-        memory: what the lanes have read before; None is an empty one. starts (B,) bool: lanes whose document begins with
-        this call; they forget. lengths (B,): how many tokens are real in each lane, the others change nothing.
+        memory: what the lanes have read before; None is an empty one. starts (B,) bool: lanes whose document begins
+        with this call; they forget. lengths (B,): how many tokens are real in each lane, the others change nothing.
         """
         hidden, memory = self.hidden(tokens, memory, starts, lengths)
         return hidden @ self.embedding.weight.T, memory
@@ -88,7 +91,7 @@ class BlockRecurrentLM(nn.Module):
     ) -> tuple[Tensor, tuple[LayerMemory, ...]]:
         """All layers over all tokens of the call at once."""
         x = self.embedding(tokens.long())
-        views = self._feedback_views(memories) if self.config.feedback else [None] * len(memories)
+        views = self._feedback_views(memories) if self.config.feedback else itertools.repeat(None, len(memories))
         after = []
         for layer, memory, view in zip(self.layers, memories, views, strict=True):
             x, memory = layer(x, memory, grid, view)
@@ -109,11 +112,17 @@ class BlockRecurrentLM(nn.Module):
             offsets = tuple((p + n) % grid.window for p, n in zip(offsets, lengths, strict=True))
         return hidden, memories
 
-    def _feedback_views(self, memories: tuple[LayerMemory, ...]) -> list:
+    def _feedback_views(self, memories: tuple[LayerMemory, ...]) -> list[KeysAndValues]:
         """What each layer reads in block feedback: a recurrent layer its own state, the others the highest one."""
-        own = {number: self.layers[number - 1].cell.view(memories[number - 1].state) for number in self.config.recurrent_layers}
+        own = {index: cell.view(state) for index, cell, state in self._cells(memories)}
         highest = own[max(own)]
-        return [own.get(number, highest) for number in range(1, len(memories) + 1)]
+        return [own.get(index, highest) for index in range(len(memories))]
+
+    def _cells(self, memories: tuple[LayerMemory, ...]) -> Iterator[tuple[int, RecurrentCell, Tensor]]:
+        """Index, cell and present state of every recurrent layer."""
+        for index, (layer, memory) in enumerate(zip(self.layers, memories, strict=True)):
+            if isinstance(layer.cell, RecurrentCell) and memory.state is not None:
+                yield index, layer.cell, memory.state
 
     def loss(
         self,
@@ -124,7 +133,7 @@ class BlockRecurrentLM(nn.Module):
         mask: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Loss:
-        """Cross-entropy of `targets` (B, N) where `mask` (B, N) is true (None: everywhere), never holding all logits."""
+        """Cross-entropy of `targets` (B, N) where `mask` (B, N) is true or None, without holding all logits."""
         checks.check_tokens(targets, self.config.vocab_size, self.embedding.weight.device, "targets")
         checks.check_same_shape(targets, tokens, "targets", (targets.dtype,))
         if mask is None:
@@ -164,10 +173,8 @@ class BlockRecurrentLM(nn.Module):
         if not fresh.any():
             return memory
         layers = list(memory.layers)
-        for index, layer in enumerate(self.layers):
-            if layer.cell is not None:
-                initial = layer.cell.fresh_state(memory.lanes)
-                layers[index] = replace(layers[index], state=torch.where(fresh, initial, layers[index].state))
+        for index, cell, state in self._cells(memory.layers):
+            layers[index] = replace(layers[index], state=torch.where(fresh, cell.fresh_state(memory.lanes), state))
         return replace(memory, layers=tuple(layers))
 
     def _check_memory(self, memory: DocumentMemory, lanes: int) -> None:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from block_recurrent.config import ModelConfig
 from block_recurrent.model.blocks import BlockGrid
-from block_recurrent.model.cell import RecurrentCell, StateView
+from block_recurrent.model.cell import KeysAndValues, RecurrentCell
 from block_recurrent.model.memory import LayerMemory
 from block_recurrent.model.recall import Recall
 from block_recurrent.nn.attention import attend, merge_heads, split_heads, window_attention
@@ -42,13 +42,13 @@ class Layer(nn.Module):
         self.mlp = MLP(D, config.mlp_dim)
 
     def forward(
-        self, x: Tensor, memory: LayerMemory, grid: BlockGrid, view: StateView | None = None
+        self, x: Tensor, memory: LayerMemory, grid: BlockGrid, view: KeysAndValues | None = None
     ) -> tuple[Tensor, LayerMemory]:
-        """x (B, N, D) -> x, and what the layer remembers next. `view`: a state that is read by order of block feedback."""
+        """x (B, N, D) -> x, and what the layer remembers next. `view`: the state to read in block feedback."""
         h = self._dropout(self.attention_norm(x))
         k = unit_length(self._heads(self.to_keys, h))
         v = self._heads(self.to_values, h)
-        q = unit_length(self._heads(self.to_queries, h)) * self.scale.abs()[:, None, None]
+        q = unit_length(self._heads(self.to_queries, h), self.scale.abs())
         keys = torch.cat([memory.keys.to(k.dtype), k], dim=2)  # (B, H, C + N, K)
         values = torch.cat([memory.values.to(v.dtype), v], dim=2)
         recent = slice(memory.keys.shape[2] - self.config.window, None)
@@ -61,7 +61,7 @@ class Layer(nn.Module):
             views, state = self.cell.scan(state, keys, values, grid, first=view)
             attention = torch.cat([attention, self._read_states(h, views, grid)], dim=1)
         elif view is not None:
-            views = StateView(view.keys.unsqueeze(2), view.values.unsqueeze(2))
+            views = KeysAndValues(view.keys.unsqueeze(2), view.values.unsqueeze(2))
             attention = torch.cat([attention, self._read_states(h, views, grid)], dim=1)
         x = x + self.project(merge_heads(attention))
         x = x + self._dropout(self.mlp(self.mlp_norm(x)))
@@ -69,11 +69,11 @@ class Layer(nn.Module):
         newest_keys, newest_values = (grid.newest(buffer, cached).to(dtype) for buffer in (keys, values))
         return x, LayerMemory(newest_keys, newest_values, state, recall)
 
-    def _read_states(self, h: Tensor, views: StateView, grid: BlockGrid) -> Tensor:
+    def _read_states(self, h: Tensor, views: KeysAndValues, grid: BlockGrid) -> Tensor:
         """Each token over the state as it was at the start of its block: (B, H, N, K)."""
         assert self.to_state_queries is not None
         assert self.state_scale is not None
-        q = unit_length(self._heads(self.to_state_queries, h)) * self.state_scale.abs()[:, None, None]
+        q = unit_length(self._heads(self.to_state_queries, h), self.state_scale.abs())
         return grid.out_of_blocks(attend(grid.into_blocks(q), views.keys, views.values, self._attention_dropout))
 
     def _recall(
@@ -85,9 +85,8 @@ class Layer(nn.Module):
         new_keys, new_values = (grid.keys_of_completed(x, blocks_before=0) for x in (keys, values))
         found = []
         for block, q_block in enumerate(grid.into_blocks(q).unbind(2)):
-            # q carries the head's scale, which is positive or zero: the order of dot products is that of unscaled ones,
-            # but for a scale of zero, where all weights are equal and any order will do.
-            k, v, written = recall.search(q_block, self.config.memory_neighbors)
+            # q carries the head's scale, which is not negative and so does not change which keys are nearest.
+            k, v = recall.search(q_block, self.config.memory_neighbors)
             weights = torch.einsum("bhqk,bhqnk->bhqn", q_block, k).softmax(-1)
             found.append(torch.einsum("bhqn,bhqnk->bhqk", weights, v))
             this = slice(block * W, (block + 1) * W)

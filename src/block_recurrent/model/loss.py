@@ -1,7 +1,7 @@
 """Cross-entropy straight from the hidden vectors, a few tokens at a time.
 
-The logits of a segment (N x V) are the largest thing in training. Here they exist for one chunk of tokens at a time, and
-their gradient is worked out while they are there, so that nothing of size V is kept for the backward pass.
+The logits of a segment (N x V) are the largest thing in training. Here they exist for one chunk of tokens at a time,
+and their gradient is worked out while they are there, so that nothing of size N x V is kept for the backward pass.
 """
 
 from __future__ import annotations

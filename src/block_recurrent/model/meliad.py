@@ -53,7 +53,10 @@ _GATE = {
 _LAYER = (
     _TOKEN_SIDE
     | _STATE_SIDE
-    | {f"recurrent_tbase/post_attn_mlp/{theirs}": f"cell.update.attention_gate.{ours}" for theirs, ours in _GATE.items()}
+    | {
+        f"recurrent_tbase/post_attn_mlp/{theirs}": f"cell.update.attention_gate.{ours}"
+        for theirs, ours in _GATE.items()
+    }
     | {f"recurrent_tbase/ffn/{theirs}": f"cell.update.mlp_gate.{ours}" for theirs, ours in _GATE.items()}
 )
 

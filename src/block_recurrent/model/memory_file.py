@@ -61,9 +61,13 @@ def load_memory(path: Path) -> DocumentMemory:
     except FileNotFoundError:
         raise FileFormatError(f"there is no memory file '{path}'") from None
     except (SafetensorError, OSError) as error:
-        raise FileFormatError(f"'{path}' can't be read as a memory file, it is damaged, cut or another kind of file: {error}") from None
+        raise FileFormatError(
+            f"'{path}' can't be read as a memory file, it is damaged, cut or another kind of file: {error}"
+        ) from None
     if _hash(metadata[FORMAT], tensors) != metadata.get("sha256"):
-        raise FileFormatError(f"memory file '{path}' is damaged: its contents don't match their hash; read the text again")
+        raise FileFormatError(
+            f"memory file '{path}' is damaged: its contents don't match their hash; read the text again"
+        )
     try:
         config = ModelConfig.from_dict(header["config"])
         layers = [_layer(tensors, i, header["recall_counts"].get(str(i)), config) for i in range(config.num_layers)]

@@ -32,7 +32,7 @@ class _Storage:
 
 
 class Recall:
-    """The newest `size` entries of each lane: lane b sees positions ends[b] - counts[b] up to ends[b] of the storage."""
+    """The newest `size` entries of each lane: positions ends[b] - counts[b] up to ends[b] of the storage."""
 
     def __init__(self, storage: _Storage, size: int, ends: Sequence[int], counts: Sequence[int]) -> None:
         self._storage, self.size = storage, size
@@ -126,11 +126,11 @@ class Recall:
         )
 
     @torch.no_grad()
-    def search(self, queries: Tensor, neighbors: int) -> tuple[Tensor, Tensor, Tensor]:
+    def search(self, queries: Tensor, neighbors: int) -> tuple[Tensor, Tensor]:
         """For each query (B, H, w, K) the `neighbors` entries with the largest dot product, exactly.
 
-        Returns their keys and values (B, H, w, n, K) and which are written (B, H, w, n). An entry that was never
-        written ranks last and comes as a zero key with a zero value.
+        Returns their keys and values (B, H, w, n, K). An entry that was never written ranks last and comes as a zero
+        key with a zero value.
         """
         B, H, w, _ = queries.shape
         used = max(min(max(self.ends), self._storage.capacity), neighbors)
@@ -150,7 +150,7 @@ class Recall:
                 best_scores, best_slots = kept.values, best_slots.gather(-1, kept.indices)
         written = best_scores > float("-inf")
         found = (_take_entries(x, best_slots) * written[..., None] for x in (self._storage.keys, self._storage.values))
-        return next(found), next(found), written
+        return next(found), next(found)
 
     def _visible(self, used: int, device: torch.device) -> Tensor:
         """(B, used): the storage slots that hold one of this value's entries."""

@@ -16,4 +16,4 @@ class MLP(nn.Module):
         self.output = linear(hidden_width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.output(self.hidden(x).relu())
+        return self.output(self.hidden(x).relu_())
