@@ -39,7 +39,7 @@ CASES |= {
     "more-states-than-window": ("rec-fixed-skip", {"num_states": 7}),
     "window-of-one": ("rec-lstm-skip", {"window": 1}),
     "wide-heads": ("slide", {"num_heads": 3, "head_dim": 8}),
-    "window-beyond-exact-buckets": ("slide", {"window": 20, "segment": 40}),
+    "window-beyond-exact-buckets-and-a-tile": ("slide", {"window": 24, "segment": 48}),
     "memorizing-top-3": ("memorizing", {"memory_neighbors": 3}),
     "memorizing-less-than-a-window": ("memorizing", {"memory_size": 3, "memory_neighbors": 2}),
     "memorizing-two-layers": ("memorizing", {"memory_layers": (1, 3)}),
