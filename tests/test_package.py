@@ -1,0 +1,53 @@
+"""The wheel builds and works without the checkout."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built with the packages that are installed already, from a copy: no network, nothing left in the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    subprocess.run(["git", "-C", str(ROOT), "checkout-index", "-a", f"--prefix={source}/"], check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(folder.glob("*.whl"))
+
+
+def test_the_wheel_has_all_that_is_needed(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "block_recurrent/py.typed" in names
+    assert "block_recurrent/model/language_model.py" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not any(name.startswith("tests") for name in names)
+
+
+def test_the_wheel_works_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    code = (
+        "import torch, block_recurrent as br; "
+        "model = br.BlockRecurrentLM(br.preset('rec-fixed-skip', 'micro', vocab_size=20)); "
+        "logits, memory = model(torch.zeros(1, 20, dtype=torch.int64)); "
+        "print(br.__file__, tuple(logits.shape), memory.tokens_read.tolist())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(wheel)!r}); {code}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(wheel) in done.stdout
+    assert "(1, 20, 20) [20]" in done.stdout
