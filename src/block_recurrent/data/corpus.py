@@ -47,6 +47,7 @@ class DocumentInfo:
     characters: int
     sha256: str  # of the text as UTF-8
     tokens_sha256: str | None  # of the stored tokens; None for bytes, whose tokens are the text
+    exact: bool  # decoding the tokens gives the text back, byte for byte
     replaced: int  # places that were not UTF-8 and became U+FFFD
     nul: int  # NUL characters, kept as they are
     lost: int  # characters that decoding does not give back

@@ -13,7 +13,7 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from block_recurrent.data.files import LeftOut, Remarks
 from block_recurrent.data.sources import Document, Found, Unit, deal_split, find_documents
 from block_recurrent.data.staging import staged_folder
 from block_recurrent.data.tokenizer import BYTES, Encoded, Tokenizer
-from block_recurrent.data.words import Words, count_words
+from block_recurrent.data.words import NOTHING, Counts, count
 from block_recurrent.data.writing import TokenWriter
 from block_recurrent.errors import DataError
 
@@ -51,7 +51,7 @@ class PrepareSettings:
     test: float = 0.05
     strict: bool = False  # refuse text that is not UTF-8 instead of replacing what can't be decoded
     overwrite: bool = False  # replace a folder prepared before
-    threads: int = field(default_factory=lambda: os.cpu_count() or 1)
+    threads: int | None = None  # None: one per processor
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -61,7 +61,7 @@ class PrepareSettings:
                 raise DataError(f"the share --{name} must be 0 to 1, not {share}")
         if self.validation + self.test > 1:
             raise DataError(f"--validation and --test can't be more than 1 together, not {self.validation + self.test}")
-        if self.threads < 1:
+        if self.threads is not None and self.threads < 1:
             raise DataError(f"--threads must be at least 1, not {self.threads}")
 
 
@@ -94,12 +94,33 @@ class _Open:
     token_digest: Any = field(default_factory=hashlib.sha256)
     bytes: int = 0
     tokens: int = 0
-    characters: int = 0
+    exact: bool = True
     lost: int = 0
     unknown: int = 0
-    words: int = 0
-    inside_word: bool = False
+    counts: Counts = NOTHING
     failure: LeftOut | None = None
+
+
+class _Job:
+    """A piece of a document, being hashed and encoded."""
+
+    def __init__(
+        self,
+        current: _Open,
+        piece: bytes,
+        tokenizer: Tokenizer,
+        encoders: ThreadPoolExecutor,
+        hasher: ThreadPoolExecutor,
+    ) -> None:
+        self.bytes = len(piece)
+        self._encoding = encoders.submit(tokenizer.encode_piece, piece, begin=current.bytes == 0)
+        self._counting = encoders.submit(count, piece)
+        self._hashing = hasher.submit(current.text_digest.update, piece)
+        current.bytes += len(piece)
+
+    def result(self) -> tuple[Encoded, Counts]:
+        self._hashing.result()
+        return self._encoding.result(), self._counting.result()
 
 
 class _Preparation:
@@ -115,19 +136,20 @@ class _Preparation:
         self._bytes = 0
 
     def run(self) -> None:
-        pool = ThreadPoolExecutor(self._settings.threads)
-        waiting: deque[tuple[_Open, bytes | None, Future[tuple[Encoded, Words]] | None]] = deque()
+        threads = self._settings.threads or os.cpu_count() or 1
+        encoders, hasher = ThreadPoolExecutor(threads), ThreadPoolExecutor(1)
+        waiting: deque[tuple[_Open, _Job | None]] = deque()
         try:
-            for open_document, piece in self._pieces():
-                is_first = open_document.bytes == len(piece or b"")
-                job = pool.submit(_encode, self._tokenizer, piece, is_first) if piece is not None else None
-                waiting.append((open_document, piece, job))
-                if len(waiting) > 2 * self._settings.threads:
+            for current, piece in self._pieces():
+                job = None if piece is None else _Job(current, piece, self._tokenizer, encoders, hasher)
+                waiting.append((current, job))
+                if len(waiting) > 2 * threads:
                     self._take_in(*waiting.popleft())
             while waiting:
                 self._take_in(*waiting.popleft())
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            for pool in (encoders, hasher):
+                pool.shutdown(wait=True, cancel_futures=True)
         if not self._documents:
             reasons = "; ".join(map(str, self._left_out[:3])) or "the source is empty"
             raise DataError(f"there is no document to prepare in {', '.join(self._settings.sources)} ({reasons})")
@@ -150,30 +172,27 @@ class _Preparation:
             current = _Open(found, split, remarks=Remarks(strict=self._settings.strict))
             try:
                 for piece in self._tokenizer.cut(found.read(current.remarks)):
-                    current.bytes += len(piece)
-                    current.text_digest.update(piece)
                     yield current, piece
             except LeftOut as failure:
                 current.failure = failure
             yield current, None
 
-    def _take_in(self, current: _Open, piece: bytes | None, job: Future[tuple[Encoded, Words]] | None) -> None:
-        if job is None or piece is None:
+    def _take_in(self, current: _Open, job: _Job | None) -> None:
+        if job is None:
             self._close(current)
             return
-        encoded, words = job.result()
+        encoded, counts = job.result()
         if current.tokens == 0:
             current.offset = self._writer.end(current.split)
         self._writer.append(current.split, encoded.tokens)
         if self._tokenizer.model is not None:
             current.token_digest.update(encoded.tokens)
         current.tokens += len(encoded.tokens)
-        current.characters += encoded.characters
+        current.exact &= encoded.exact
         current.lost += encoded.lost
         current.unknown += encoded.unknown
-        current.words += words.number - (current.inside_word and words.begins_inside)
-        current.inside_word = words.ends_inside
-        self._bytes += len(piece)
+        current.counts = current.counts.then(counts)
+        self._bytes += job.bytes
         self._progress(len(self._documents), self._bytes)
 
     def _close(self, current: _Open) -> None:
@@ -193,10 +212,11 @@ class _Preparation:
                 offset=current.offset,
                 tokens=current.tokens,
                 bytes=current.bytes,
-                words=current.words,
-                characters=current.characters,
+                words=current.counts.words,
+                characters=current.counts.characters,
                 sha256=current.text_digest.hexdigest(),
                 tokens_sha256=current.token_digest.hexdigest() if self._tokenizer.model is not None else None,
+                exact=current.exact,
                 replaced=current.remarks.replaced,
                 nul=current.remarks.nul,
                 lost=current.lost,
@@ -233,10 +253,6 @@ class _Preparation:
         documents = [document for document in self._documents if document.split == split]
         totals = {key: sum(getattr(each, key) for each in documents) for key in ("tokens", "bytes", "words")}
         return {"file": token_file(split), "documents": len(documents), **totals}
-
-
-def _encode(tokenizer: Tokenizer, piece: bytes, begin: bool) -> tuple[Encoded, Words]:
-    return tokenizer.encode_piece(piece, begin), count_words(piece)
 
 
 def _check_outside_sources(out: Path, sources: tuple[str, ...]) -> None:

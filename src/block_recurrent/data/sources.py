@@ -11,14 +11,14 @@ import os
 import stat
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from block_recurrent.data.files import LeftOut, Remarks, read_file, reason_of
 from block_recurrent.data.records import RECORD_SUFFIXES, Record, hub_records, read_records
-from block_recurrent.data.tokenizer import to_utf8
+from block_recurrent.data.utf8 import to_utf8
 from block_recurrent.errors import DataError
 
 SPLITS = ("train", "validation", "test")
@@ -56,8 +56,14 @@ def find_documents(source: str, unit: Unit = "file") -> Iterator[Found]:
     return _file(path, path.name, None)
 
 
-def size_of(source: str) -> int | None:
-    """Bytes of the files of a source, for a progress bar; None where that is not the size of its text."""
+def total_size(sources: Sequence[str]) -> int | None:
+    """Bytes of the files of sources, for a progress bar; None where that is not the size of their text."""
+    sizes = [_size_of(source) for source in sources]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
+
+
+def _size_of(source: str) -> int | None:
     path = Path(source)
     if source == STDLIB or source.startswith(HUB) or not path.exists():
         return None
@@ -69,8 +75,13 @@ def size_of(source: str) -> int | None:
 
 def deal_split(name: str, validation: float, test: float) -> str:
     """The split of a document by a hash of its name: it never depends on the other documents."""
-    chance = int.from_bytes(hashlib.sha256(to_utf8(name)).digest()[:8], "big") / 2**64
+    chance = chance_of(name)
     return "test" if chance < test else "validation" if chance < test + validation else "train"
+
+
+def chance_of(name: str) -> float:
+    """A number from 0 to 1 that looks random and always is the same for a name."""
+    return int.from_bytes(hashlib.sha256(to_utf8(name)).digest()[:8], "big") / 2**64
 
 
 def _folder(root: Path, unit: Unit) -> Iterator[Found]:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from block_recurrent.data.tokenizer import Encoded, Tokenizer, last_character_end
+from block_recurrent.data.tokenizer import Encoded, Tokenizer
+from block_recurrent.data.utf8 import last_character_end
 
 SPACE = "\u2581"  # how SentencePiece writes a space
 UNKNOWN_SURFACE = " \u2047 ".encode()  # how SentencePiece decodes an unknown piece
@@ -69,8 +70,9 @@ class SentencePieceTokenizer(Tokenizer):
         ids = [token for unit in self._encode_units(list(self._units(body))) for token in unit]
         tokens = np.array(ids, dtype=self.dtype)
         back = self._join(ids, begin)
-        lost = 0 if back == piece else _characters_lost(text, back.decode("utf-8", "replace"))
-        return Encoded(tokens, len(text), lost, unknown=ids.count(self._processor.unk_id()))
+        exact = back == piece
+        lost = 0 if exact else _characters_lost(text, back.decode("utf-8", "replace"))
+        return Encoded(tokens, exact, lost, unknown=ids.count(self._processor.unk_id()))
 
     def _units(self, text: str) -> Iterator[str]:
         start = 0

@@ -8,7 +8,6 @@ of its vocabulary can reach across, so that the pieces give the same tokens as t
 from __future__ import annotations
 
 import hashlib
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from block_recurrent.data.utf8 import last_character_end, to_utf8
 from block_recurrent.errors import DataError
 
 BYTES = "bytes"
@@ -27,7 +27,7 @@ class Encoded(NamedTuple):
     """One piece of text as tokens, with what decoding them would not give back."""
 
     tokens: NDArray[np.unsignedinteger]
-    characters: int
+    exact: bool  # decoding gives the text back, byte for byte
     lost: int  # characters of the text that decoding does not give back
     unknown: int  # tokens that are the unknown piece
 
@@ -119,9 +119,7 @@ class ByteTokenizer(Tokenizer):
     model = None
 
     def encode_piece(self, piece: bytes, begin: bool) -> Encoded:
-        raw = np.frombuffer(piece, np.uint8)
-        characters = len(piece) if piece.isascii() else int(np.count_nonzero((raw & 0xC0) != 0x80))
-        return Encoded(raw.astype(self.dtype), characters, lost=0, unknown=0)
+        return Encoded(np.frombuffer(piece, np.uint8), exact=True, lost=0, unknown=0)
 
     def safe_end(self, buffer: bytes) -> int:
         return last_character_end(buffer)
@@ -158,24 +156,3 @@ def tokenizer_from_model(model: bytes, origin: str) -> Tokenizer:
     if tokenizer is None or tokenizer.size == 0:
         raise DataError(f"'{origin}' is not a SentencePiece vocabulary; give one, or the word 'bytes'")
     return tokenizer
-
-
-def to_utf8(text: str) -> bytes:
-    """UTF-8 of a string; half a surrogate pair, which has none, becomes U+FFFD."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return re.sub("[\ud800-\udfff]", "\ufffd", text).encode()
-
-
-def last_character_end(buffer: bytes) -> int:
-    """The end of the last whole character in the front of a longer UTF-8 text."""
-    end = len(buffer)
-    for back in range(1, min(4, end) + 1):
-        byte = buffer[end - back]
-        if byte < 0x80:
-            return end
-        if byte >= 0xC0:
-            length = 2 + (byte >= 0xE0) + (byte >= 0xF0)
-            return end if length <= back else end - back
-    return end

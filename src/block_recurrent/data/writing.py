@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from block_recurrent.data.corpus import SPLITS, token_file
 
 SYNC_BYTES = 1 << 26
+BLOCK_TOKENS = 1 << 15
 
 
 class TokenWriter:
@@ -34,9 +35,11 @@ class TokenWriter:
 
     def append(self, split: str, tokens: NDArray[np.unsignedinteger]) -> None:
         """Writes tokens after the last ones of a split."""
-        self._files[split].write(np.ascontiguousarray(tokens, self._dtype).data)
+        for start in range(0, len(tokens), BLOCK_TOKENS):
+            # Widened block by block, in the cache: a whole piece of fresh memory costs more than writing it.
+            self._files[split].write(tokens[start : start + BLOCK_TOKENS].astype(self._dtype, copy=False).data)
         self._tokens[split] += len(tokens)
-        self._unsynced += tokens.nbytes
+        self._unsynced += len(tokens) * self._dtype.itemsize
         if self._unsynced >= SYNC_BYTES and (self._syncing is None or self._syncing.done()):
             if self._syncing is not None:
                 self._syncing.result()

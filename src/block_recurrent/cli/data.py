@@ -1,0 +1,181 @@
+"""`brt data`: prepare documents, look at them, and check them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from block_recurrent.errors import DataError
+
+if TYPE_CHECKING:
+    from block_recurrent.data.corpus import Corpus
+
+SHOWN = 20  # of what was left out; the manifest has all
+EXAMPLES = {
+    "prepare": "brt data prepare books/ --out build/books --tokenizer bytes",
+    "info": "brt data info build/books --segment 4096",
+    "show": "brt data show build/books train/ramona.txt",
+    "verify": "brt data verify build/books",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+
+    def command(name: str, what: str, action: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        sub = commands.add_parser(
+            name, help=what, description=what, epilog=f"example: {EXAMPLES[name]}", allow_abbrev=False
+        )
+        sub.set_defaults(action=action)
+        return sub
+
+    sub = command("prepare", "turn documents into a folder of tokens for training and evaluation", _prepare)
+    sub.add_argument("sources", nargs="+", metavar="SOURCE", help="a file, a folder, stdlib, or hf:NAME")
+    sub.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder to make")
+    sub.add_argument("--tokenizer", default="bytes", help="bytes, or a SentencePiece file (default: bytes)")
+    add_unit(sub)
+    sub.add_argument("--validation", type=float, default=0.05, help="share, if there is no split folder (0.05)")
+    sub.add_argument("--test", type=float, default=0.05, help="share, if there is no split folder (0.05)")
+    sub.add_argument("--strict", action="store_true", help="refuse text that is not UTF-8 instead of replacing")
+    sub.add_argument("--overwrite", action="store_true", help="replace a folder prepared before")
+    sub.add_argument("--threads", type=int, help="threads that encode (default: one per processor)")
+
+    sub = command("info", "documents, tokens, words and bytes of each split", _info)
+    sub.add_argument("folder", metavar="DIR", help="a prepared folder")
+    sub.add_argument("--segment", type=int, default=4096, help="segment length for the share of padding (4096)")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
+    sub = command("show", "print a prepared document as text", _show)
+    sub.add_argument("folder", metavar="DIR", help="a prepared folder")
+    sub.add_argument("name", metavar="NAME", help="the document's name, as in manifest.json")
+
+    sub = command("verify", "check the hashes and the index of a prepared folder", _verify)
+    sub.add_argument("folder", metavar="DIR", help="a prepared folder")
+
+
+def add_unit(parser: argparse.ArgumentParser) -> None:
+    """The option that says what a document is."""
+    parser.add_argument(
+        "--unit", choices=("file", "folder"), default="file", help="each file is a document, or each top-level folder"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    action: Callable[[argparse.Namespace], int] = args.action
+    return action(args)
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    from block_recurrent.cli.progress import ByteProgress
+    from block_recurrent.data.prepare import PrepareSettings, prepare
+    from block_recurrent.data.sources import total_size
+    from block_recurrent.data.tokenizer import load_tokenizer
+
+    settings = PrepareSettings(
+        tuple(args.sources), args.unit, args.validation, args.test, args.strict, args.overwrite, args.threads
+    )
+    tokenizer = load_tokenizer(args.tokenizer)
+    with ByteProgress("prepare", total_size(args.sources)) as progress:
+        corpus = prepare(settings, tokenizer, args.out, progress.update)
+    print(f"prepared {args.out}")
+    _print_summary(corpus, segment=4096)
+    _print_remarks(corpus)
+    return 0
+
+
+def _info(args: argparse.Namespace) -> int:
+    from block_recurrent.data.corpus import Corpus
+    from block_recurrent.data.summary import summarize
+
+    corpus = Corpus(args.folder)
+    if args.json:
+        print(json.dumps(summarize(corpus, args.segment), indent=1))
+    else:
+        _print_summary(corpus, args.segment)
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    from block_recurrent.data.corpus import Corpus
+
+    corpus = Corpus(args.folder)
+    for piece in corpus.text_pieces(*corpus.find(args.name)):
+        # Bytes, so that line ends come out as they are and a terminal's encoding doesn't matter.
+        sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from block_recurrent.data.corpus import SPLITS, Corpus
+    from block_recurrent.data.verify import problems
+
+    corpus = Corpus(args.folder)
+    found = list(problems(corpus))
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise DataError(f"'{args.folder}' does not match its manifest: {found[0]}{more}; prepare it again")
+    print(f"{args.folder}: {sum(len(corpus.documents(split)) for split in SPLITS)} documents, all as they were written")
+    return 0
+
+
+def _print_summary(corpus: Corpus, segment: int) -> None:
+    from block_recurrent.data.summary import summarize
+
+    summary = summarize(corpus, segment)
+    columns = ("documents", "tokens", "words", "bytes", "tokens_per_word", "bytes_per_token", "longest", "median")
+    heads = [*(column.replace("_per_", "/") for column in columns), f"padding at {segment}"]
+    rows = [["", *heads]]
+    for split, numbers in summary["splits"].items():
+        rows.append([split, *(_number(numbers[column]) for column in columns), _share(numbers["padding"])])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+        print("  ".join([row[0].ljust(widths[0]), *cells]))
+    tokenizer = summary["tokenizer"]
+    print(f"tokenizer: {tokenizer['kind']}, {tokenizer['size']} pieces; vocabulary with the mark: {corpus.vocab_size}")
+    _print_losses(summary["splits"])
+
+
+def _print_losses(splits: dict[str, Any]) -> None:
+    total = {
+        key: sum(numbers[key] for numbers in splits.values()) for key in ("lost", "characters", "unknown", "tokens")
+    }
+    if total["lost"] or total["unknown"]:
+        lost, unknown = total["lost"] / total["characters"], total["unknown"] / total["tokens"]
+        print(
+            f"the tokenizer does not give all text back: {total['lost']:,} of {total['characters']:,} characters lost "
+            f"({_share(lost)}), {total['unknown']:,} unknown pieces ({_share(unknown)} of tokens)"
+        )
+
+
+def _print_remarks(corpus: Corpus) -> None:
+    from block_recurrent.data.corpus import SPLITS
+
+    documents = [document for split in SPLITS for document in corpus.documents(split)]
+    _print_list("not UTF-8, replaced by U+FFFD", [f"{d.name}: {d.replaced} places" for d in documents if d.replaced])
+    _print_list("NUL characters, kept", [f"{d.name}: {d.nul}" for d in documents if d.nul])
+    _print_list("left out", [f"{left['name']}: {left['reason']}" for left in corpus.left_out])
+
+
+def _print_list(title: str, lines: list[str]) -> None:
+    if lines:
+        print(f"{title} ({len(lines)}):")
+        for line in lines[:SHOWN]:
+            print(f"  {line}")
+        if len(lines) > SHOWN:
+            print(f"  ... and {len(lines) - SHOWN} more, in manifest.json")
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}".rstrip("0").rstrip(".")
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4%}" if 0 < value < 0.001 else f"{value:.2%}"

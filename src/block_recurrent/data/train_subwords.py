@@ -1,0 +1,126 @@
+"""Training a SentencePiece vocabulary that gives every text back exactly: `brt tokenizer train`."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from block_recurrent.data.files import LeftOut, Remarks
+from block_recurrent.data.sources import Document, Unit, chance_of, deal_split, find_documents, total_size
+from block_recurrent.data.subwords import SPACE
+from block_recurrent.data.tokenizer import ByteTokenizer, Tokenizer, tokenizer_from_model
+from block_recurrent.errors import DataError
+
+LEAST_SIZE, MOST_SIZE = 512, 131_072
+# SentencePiece holds its sample in memory, several times over; more text than this hardly changes a vocabulary.
+SAMPLE_BYTES = 100_000_000
+SENTENCE_CHARACTERS = 1000
+FIXED_PIECES = 258  # unknown, newline and the 256 bytes
+ALPHABET_SHARE = 0.25  # of the other pieces: the most that single characters may take; rarer ones are spelled in bytes
+
+
+def train_tokenizer(sources: Sequence[str], vocab_size: int, unit: Unit = "file") -> Tokenizer:
+    """A vocabulary of exactly `vocab_size` pieces, of the training documents of the sources."""
+    if not LEAST_SIZE <= vocab_size <= MOST_SIZE:
+        raise DataError(f"--vocab-size must be {LEAST_SIZE} to {MOST_SIZE}, not {vocab_size}")
+    sentences = list(_sentences(sources, unit))
+    if not sentences:
+        raise DataError(f"there is no training text in {', '.join(sources)}")
+    return tokenizer_from_model(_train(sentences, vocab_size), "the new vocabulary")
+
+
+def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
+    """Writes the vocabulary file, whole or not at all."""
+    assert tokenizer.model is not None
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(tokenizer.model)
+        os.replace(partial, path)
+    except OSError as error:
+        raise DataError(f"can't write the tokenizer to '{path}': {error.strerror}") from None
+
+
+def _train(sentences: list[str], vocab_size: int) -> bytes:
+    import sentencepiece
+
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocab_size,
+            character_coverage=_coverage(sentences, vocab_size),
+            # What makes it exact: text is not changed, and what has no piece is spelled in bytes.
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            byte_fallback=True,
+            user_defined_symbols=["\n"],
+            # Runs of spaces (code, verse) become pieces; no piece holds a word's end and a space.
+            allow_whitespace_only_pieces=True,
+            unk_id=0,
+            bos_id=-1,
+            eos_id=-1,
+            pad_id=-1,
+            minloglevel=3,
+            num_threads=os.cpu_count() or 1,
+        )
+    except (RuntimeError, OSError) as error:
+        limit = re.search(r"value <= (\d+)", str(error))
+        advice = f"this text allows at most {limit[1]}" if limit else str(error).strip().splitlines()[-1]
+        raise DataError(
+            f"can't train a vocabulary of {vocab_size} pieces: {advice}; give more text or a smaller size"
+        ) from None
+    return model.getvalue()
+
+
+def _coverage(sentences: list[str], vocab_size: int) -> float:
+    """The share of characters that keeps the alphabet within its part of the vocabulary."""
+    counts = Counter[str]()
+    for sentence in sentences:
+        counts.update(sentence)
+    frequent = counts.most_common(max(1, int(ALPHABET_SHARE * (vocab_size - FIXED_PIECES))))
+    return sum(number for _, number in frequent) / counts.total()
+
+
+def _sentences(sources: Sequence[str], unit: Unit) -> Iterator[str]:
+    """Lines of the sample, long ones cut at spaces."""
+    share = min(1.0, SAMPLE_BYTES / (total_size(sources) or 1))
+    room = SAMPLE_BYTES  # for sources whose size is not known beforehand
+    for found in itertools.chain.from_iterable(find_documents(source, unit) for source in sources):
+        if isinstance(found, LeftOut) or (found.split or deal_split(found.name, 0.05, 0.05)) != "train":
+            continue
+        for piece in _sampled(found, share):
+            for line in piece.decode().splitlines(keepends=True):
+                yield from _short(line)
+            room -= len(piece)
+            if room < 0:
+                return
+
+
+def _sampled(document: Document, share: float) -> Iterator[bytes]:
+    try:
+        for index, piece in enumerate(ByteTokenizer().cut(document.read(Remarks()))):
+            if chance_of(f"{document.name}\0{index}") < share:
+                yield piece
+    except LeftOut:
+        return
+
+
+def _short(line: str) -> Iterator[str]:
+    # A NUL or SentencePiece's own space sign would make it skip or misread the line.
+    line = line.replace("\0", "").replace(SPACE, "")
+    while len(line) > SENTENCE_CHARACTERS:
+        end = line.rfind(" ", 1, SENTENCE_CHARACTERS)
+        end = end if end > 0 else SENTENCE_CHARACTERS
+        yield line[:end]
+        line = line[end:]
+    if line:
+        yield line
