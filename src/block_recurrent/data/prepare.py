@@ -13,10 +13,10 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from block_recurrent.data.corpus import (
     FORMAT,
@@ -30,7 +30,7 @@ from block_recurrent.data.corpus import (
     write_manifest,
 )
 from block_recurrent.data.files import LeftOut, Remarks
-from block_recurrent.data.sources import Document, Found, Unit, deal_split, find_documents
+from block_recurrent.data.sources import Found, Unit, deal_split, find_documents
 from block_recurrent.data.staging import staged_folder
 from block_recurrent.data.tokenizer import BYTES, Encoded, Tokenizer
 from block_recurrent.data.words import NOTHING, Counts, count
@@ -38,6 +38,8 @@ from block_recurrent.data.writing import TokenWriter
 from block_recurrent.errors import DataError
 
 OUR_FILES = {MANIFEST, TOKENIZER_FILE, *map(token_file, SPLITS)}
+BATCH_BYTES = 1 << 19
+PIECE_OVERHEAD_BYTES = 1 << 10
 Progress = Callable[[int, int], None]  # documents and bytes done so far
 
 
@@ -86,7 +88,7 @@ def prepare(settings: PrepareSettings, tokenizer: Tokenizer, out: Path, progress
 class _Open:
     """A document on its way through the pipeline."""
 
-    document: Document
+    name: str
     split: str
     offset: int = 0
     remarks: Remarks = field(default_factory=Remarks)
@@ -101,26 +103,32 @@ class _Open:
     failure: LeftOut | None = None
 
 
-class _Job:
-    """A piece of a document, being hashed and encoded."""
+class _Piece(NamedTuple):
+    """A piece of a document; without bytes, the document's end."""
 
-    def __init__(
-        self,
-        current: _Open,
-        piece: bytes,
-        tokenizer: Tokenizer,
-        encoders: ThreadPoolExecutor,
-        hasher: ThreadPoolExecutor,
-    ) -> None:
-        self.bytes = len(piece)
-        self._encoding = encoders.submit(tokenizer.encode_piece, piece, begin=current.bytes == 0)
-        self._counting = encoders.submit(count, piece)
-        self._hashing = hasher.submit(current.text_digest.update, piece)
-        current.bytes += len(piece)
+    current: _Open
+    raw: bytes | None
+    is_first: bool
 
-    def result(self) -> tuple[Encoded, Counts]:
-        self._hashing.result()
-        return self._encoding.result(), self._counting.result()
+
+Outcome = tuple[_Open, Encoded, Counts] | tuple[_Open, None, None]
+
+
+def _work(tokenizer: Tokenizer, pieces: list[_Piece], before: Future[list[Outcome]] | None) -> list[Outcome]:
+    """Encodes, counts and hashes pieces, in a thread of the pool."""
+    outcomes: list[Outcome] = []
+    for current, raw, is_first in pieces:
+        if raw is None:
+            outcomes.append((current, None, None))
+        else:
+            outcomes.append((current, tokenizer.encode_piece(raw, is_first), count(raw)))
+    # Pieces of one document are hashed in order. The pool starts jobs in order too, so the one before is under way.
+    if before is not None and not pieces[0].is_first:
+        wait([before])
+    for current, raw, _ in pieces:
+        if raw is not None:
+            current.text_digest.update(raw)
+    return outcomes
 
 
 class _Preparation:
@@ -137,19 +145,17 @@ class _Preparation:
 
     def run(self) -> None:
         threads = self._settings.threads or os.cpu_count() or 1
-        encoders, hasher = ThreadPoolExecutor(threads), ThreadPoolExecutor(1)
-        waiting: deque[tuple[_Open, _Job | None]] = deque()
+        pool = ThreadPoolExecutor(threads)
+        jobs: deque[Future[list[Outcome]]] = deque()
         try:
-            for current, piece in self._pieces():
-                job = None if piece is None else _Job(current, piece, self._tokenizer, encoders, hasher)
-                waiting.append((current, job))
-                if len(waiting) > 2 * threads:
-                    self._take_in(*waiting.popleft())
-            while waiting:
-                self._take_in(*waiting.popleft())
+            for batch in _batches(self._pieces()):
+                jobs.append(pool.submit(_work, self._tokenizer, batch, jobs[-1] if jobs else None))
+                if len(jobs) > threads + 2:
+                    self._take_in(jobs.popleft())
+            while jobs:
+                self._take_in(jobs.popleft())
         finally:
-            for pool in (encoders, hasher):
-                pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=True, cancel_futures=True)
         if not self._documents:
             reasons = "; ".join(map(str, self._left_out[:3])) or "the source is empty"
             raise DataError(f"there is no document to prepare in {', '.join(self._settings.sources)} ({reasons})")
@@ -158,8 +164,8 @@ class _Preparation:
         sources = self._settings.sources
         return itertools.chain.from_iterable(find_documents(source, self._settings.unit) for source in sources)
 
-    def _pieces(self) -> Iterator[tuple[_Open, bytes | None]]:
-        """The pieces of each document, and None after its last."""
+    def _pieces(self) -> Iterator[_Piece]:
+        """The pieces of each document, and its end."""
         for found in self._found():
             if isinstance(found, LeftOut):
                 self._left_out.append(found)
@@ -169,45 +175,45 @@ class _Preparation:
                 continue
             self._names.add(found.name)
             split = found.split or deal_split(found.name, self._settings.validation, self._settings.test)
-            current = _Open(found, split, remarks=Remarks(strict=self._settings.strict))
+            current = _Open(found.name, split, remarks=Remarks(strict=self._settings.strict))
             try:
-                for piece in self._tokenizer.cut(found.read(current.remarks)):
-                    yield current, piece
+                for raw in self._tokenizer.cut(found.read(current.remarks)):
+                    yield _Piece(current, raw, is_first=current.bytes == 0)
+                    current.bytes += len(raw)
             except LeftOut as failure:
                 current.failure = failure
-            yield current, None
+            yield _Piece(current, None, is_first=False)
 
-    def _take_in(self, current: _Open, job: _Job | None) -> None:
-        if job is None:
-            self._close(current)
-            return
-        encoded, counts = job.result()
-        if current.tokens == 0:
-            current.offset = self._writer.end(current.split)
-        self._writer.append(current.split, encoded.tokens)
-        if self._tokenizer.model is not None:
-            current.token_digest.update(encoded.tokens)
-        current.tokens += len(encoded.tokens)
-        current.exact &= encoded.exact
-        current.lost += encoded.lost
-        current.unknown += encoded.unknown
-        current.counts = current.counts.then(counts)
-        self._bytes += job.bytes
+    def _take_in(self, job: Future[list[Outcome]]) -> None:
+        for current, encoded, counts in job.result():
+            if encoded is None or counts is None:
+                self._close(current)
+                continue
+            if current.tokens == 0:
+                current.offset = self._writer.end(current.split)
+            self._writer.append(current.split, encoded.tokens)
+            if self._tokenizer.model is not None:
+                current.token_digest.update(encoded.tokens)
+            current.tokens += len(encoded.tokens)
+            current.exact &= encoded.exact
+            current.lost += encoded.lost
+            current.unknown += encoded.unknown
+            current.counts = current.counts.then(counts)
         self._progress(len(self._documents), self._bytes)
 
     def _close(self, current: _Open) -> None:
-        name = current.document.name
         self._left_out += current.remarks.left_out
         if current.failure is None and current.tokens == 0:
-            current.failure = LeftOut(name, "gives no tokens" if current.bytes else "is empty")
+            current.failure = LeftOut(current.name, "gives no tokens" if current.bytes else "is empty")
         if current.failure is not None:
             if current.tokens:
                 self._writer.take_back(current.split, current.offset)
             self._left_out.append(current.failure)
             return
+        self._bytes += current.bytes
         self._documents.append(
             DocumentInfo(
-                name=name,
+                name=current.name,
                 split=current.split,
                 offset=current.offset,
                 tokens=current.tokens,
@@ -223,7 +229,6 @@ class _Preparation:
                 unknown=current.unknown,
             )
         )
-        self._progress(len(self._documents), self._bytes)
 
     def manifest(self) -> dict[str, Any]:
         """All that manifest.json says."""
@@ -253,6 +258,20 @@ class _Preparation:
         documents = [document for document in self._documents if document.split == split]
         totals = {key: sum(getattr(each, key) for each in documents) for key in ("tokens", "bytes", "words")}
         return {"file": token_file(split), "documents": len(documents), **totals}
+
+
+def _batches(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
+    """Pieces in groups that are worth a thread's while: documents can be tiny."""
+    batch: list[_Piece] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.raw or b"") + PIECE_OVERHEAD_BYTES
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _check_outside_sources(out: Path, sources: tuple[str, ...]) -> None:

@@ -54,25 +54,31 @@ def _count_block(block: bytes) -> Counts:
     space = (raw - np.uint8(9) < 5) | (raw - np.uint8(28) < 5)
     characters = len(raw)
     if not block.isascii():
-        _mark_wide_spaces(raw, space)
-        characters -= int(np.count_nonzero(raw.view(np.int8) < -64))  # all bytes of a character but its first
+        wide = np.flatnonzero(raw >= 0x80)
+        leads = wide[raw[wide] >= 0xC0]
+        characters -= len(wide) - len(leads)
+        _mark_wide_spaces(raw, leads, space)
     # A word begins where white space, or nothing, is followed by something else.
     words = int(np.count_nonzero(space[:-1] > space[1:])) + (not space[0])
     return Counts(characters, words, not space[0], not space[-1])
 
 
-def _mark_wide_spaces(raw: NDArray[np.uint8], space: NDArray[np.bool_]) -> None:
+def _mark_wide_spaces(raw: NDArray[np.uint8], leads: NDArray[np.intp], space: NDArray[np.bool_]) -> None:
     """U+0085, U+00A0, U+1680, U+2000-200A, U+2028, U+2029, U+202F, U+205F, U+3000, by their UTF-8."""
-    leads = np.flatnonzero(raw >= 0xC2)
-    padded = np.concatenate([raw, np.zeros(2, np.uint8)])
-    one, two, three = raw[leads], padded[leads + 1], padded[leads + 2]
-    wide2 = (one == 0xC2) & ((two == 0x85) | (two == 0xA0))
-    general = (one == 0xE2) & (two == 0x80) & ((three <= 0x8A) | np.isin(three, (0xA8, 0xA9, 0xAF)))
-    wide3 = (
-        general
-        | ((one == 0xE1) & (two == 0x9A) & (three == 0x80))
-        | ((one == 0xE2) & (two == 0x81) & (three == 0x9F))
-        | ((one == 0xE3) & (two == 0x80) & (three == 0x80))
-    )
-    for shift, found in ((0, leads[wide2 | wide3]), (1, leads[wide2 | wide3]), (2, leads[wide3])):
-        space[found + shift] = True
+    one, two = raw[leads], raw[leads + 1]  # a block ends between characters, so there is a second byte
+    space[_all_bytes(leads[(one == 0xC2) & ((two == 0x85) | (two == 0xA0))], 2)] = True
+    # Of three bytes: their first two say E1 9A, E2 80, E2 81 or E3 80, which is rare except for quotation marks.
+    pair = (one - np.uint8(0xE1) < 3) & ((two == 0x80) | (two == 0x81) | (two == 0x9A))
+    if pair.any():
+        leads, one, two = leads[pair], one[pair], two[pair]
+        three = raw[leads + 2]
+        general = (one == 0xE2) & (two == 0x80)
+        general &= (three <= 0x8A) | (three == 0xA8) | (three == 0xA9) | (three == 0xAF)
+        others = ((one == 0xE1) & (two == 0x9A) & (three == 0x80)) | ((one == 0xE3) & (two == 0x80) & (three == 0x80))
+        others |= (one == 0xE2) & (two == 0x81) & (three == 0x9F)
+        space[_all_bytes(leads[general | others], 3)] = True
+
+
+def _all_bytes(first: NDArray[np.intp], length: int) -> NDArray[np.intp]:
+    """The places of all bytes of characters of some length that begin at these."""
+    return (first[:, None] + np.arange(length)).ravel()

@@ -1,0 +1,100 @@
+"""`brt bench data`: how fast `brt data prepare` is, beside a bare loop that only reads and encodes the same files."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from block_recurrent.bench.harness import best_seconds
+
+if TYPE_CHECKING:
+    from block_recurrent.data.tokenizer import Tokenizer
+
+SUMMARY = "throughput of 'brt data prepare' beside a bare loop over the same files"
+EXAMPLE = "brt bench data --json build/bench-data.json"
+NOTE = (
+    "MB of text a second, best of the rounds, both sides in turns. bare: one thread reads each file and calls the "
+    "tokenizer, nothing else. prepare: also hashes, counts, writes and syncs, with all threads. ratio: bare / prepare."
+)
+BYTES_PER_SUBWORD_BYTE = 25  # subwords are slower; this keeps both parts about equally long
+TRAINING_BYTES = 2_000_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", nargs="?", default="stdlib", help="where the text comes from (default: stdlib)")
+    parser.add_argument("--tokenizer", help="SentencePiece file (default: 8000 pieces trained on the text)")
+    parser.add_argument("--megabytes", type=int, default=200, help="text for bytes, repeated as needed (200)")
+    parser.add_argument("--rounds", type=int, default=5, help="the best of so many (5)")
+
+
+def run(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row per tokenizer."""
+    from block_recurrent.data.tokenizer import ByteTokenizer, load_tokenizer
+
+    with tempfile.TemporaryDirectory(prefix="brt-bench-") as name:
+        work = Path(name)
+        texts = list(_texts(args.source))
+        subwords = load_tokenizer(args.tokenizer) if args.tokenizer else _train(texts, work)
+        size = args.megabytes * 1_000_000
+        return [
+            _row("bytes", ByteTokenizer(), _lay_out(texts, work / "bytes", size), args.rounds),
+            _row("sentencepiece", subwords, _lay_out(texts, work / "few", size // BYTES_PER_SUBWORD_BYTE), args.rounds),
+        ]
+
+
+def _row(name: str, tokenizer: Tokenizer, folder: Path, rounds: int) -> dict[str, Any]:
+    from block_recurrent.data.prepare import PrepareSettings, prepare
+
+    paths = sorted(folder.iterdir())
+    settings = PrepareSettings((str(folder),), overwrite=True)
+
+    def bare() -> None:
+        for path in paths:
+            with path.open(encoding="utf-8", newline="") as file:
+                tokenizer.encode(file.read())
+
+    def whole() -> None:
+        prepare(settings, tokenizer, folder.parent / "prepared")
+
+    seconds = best_seconds({"bare": bare, "prepare": whole}, rounds)
+    megabytes = sum(path.stat().st_size for path in paths) / 1e6
+    return {
+        "tokenizer": name,
+        "prepare MB/s": round(megabytes / seconds["prepare"], 2),
+        "bare MB/s": round(megabytes / seconds["bare"], 2),
+        "ratio": round(seconds["prepare"] / seconds["bare"], 3),
+        "MB": round(megabytes, 1),
+        "documents": len(paths),
+        "rounds": rounds,
+    }
+
+
+def _texts(source: str) -> Iterator[bytes]:
+    from block_recurrent.data.files import LeftOut, Remarks
+    from block_recurrent.data.sources import find_documents
+
+    for found in find_documents(source):
+        if not isinstance(found, LeftOut):
+            yield b"".join(found.read(Remarks()))
+
+
+def _train(texts: list[bytes], work: Path) -> Tokenizer:
+    from block_recurrent.data.train_subwords import train_tokenizer
+
+    sample = work / "train"
+    return train_tokenizer([str(_lay_out(texts, sample, TRAINING_BYTES))], 8000)
+
+
+def _lay_out(texts: list[bytes], folder: Path, size: int) -> Path:
+    """Writes the texts as files, again and again until there is enough."""
+    folder.mkdir()
+    number = 0
+    while size > 0:
+        text = texts[number % len(texts)][:size]
+        (folder / f"{number:06}.txt").write_bytes(text)
+        size -= max(len(text), 1)
+        number += 1
+    return folder
