@@ -17,6 +17,13 @@ from block_recurrent.errors import BlockRecurrentError, did_you_mean
 
 COMMANDS = {
     # name: (module, what it does, an example)
+    "data": ("data", "prepare documents, look at them, check them", "brt data prepare books/ --out build/books"),
+    "tokenizer": (
+        "tokenizer",
+        "train a vocabulary of your own",
+        "brt tokenizer train --vocab-size 8000 --out books.model books/",
+    ),
+    "bench": ("bench", "measure speed, side by side", "brt bench data"),
     "presets": ("presets", "list the systems and sizes of the paper", "brt presets --size tiny"),
 }
 
