@@ -20,10 +20,15 @@ from block_recurrent.model.recall import Recall
 
 FORMAT = "block-recurrent-memory"
 VERSION = 1
+HEADER_STEP = 1 << 13
+"""The header is filled up to a multiple of this, so that a file is as large after a million tokens as after one."""
 
 
-def save_memory(memory: DocumentMemory, path: Path) -> None:
-    """Write the file aside, then rename it: an interrupted save leaves the old file as it was."""
+def save_memory(memory: DocumentMemory, path: Path, extra: dict[str, Any] | None = None) -> None:
+    """Write the file aside, then rename it: an interrupted save leaves the old file as it was.
+
+    extra: further plain values for the header, given back by `load_memory_with_extra`.
+    """
     tensors = {
         f"layers.{i}.{name}": x.detach().cpu().contiguous()
         for i, layer in enumerate(memory.layers)
@@ -35,8 +40,10 @@ def save_memory(memory: DocumentMemory, path: Path) -> None:
         "fingerprint": memory.maker_fingerprint(),
         "tokens_read": memory.tokens_read.tolist(),
         "recall_counts": {str(i): layer.recall.counts for i, layer in enumerate(memory.layers) if layer.recall},
+        "extra": extra or {},
     }
-    metadata = {FORMAT: json.dumps(header)}
+    text = json.dumps(header)
+    metadata = {FORMAT: text.ljust(-(-len(text) // HEADER_STEP) * HEADER_STEP)}
     metadata["sha256"] = _hash(metadata[FORMAT], tensors)
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -53,6 +60,11 @@ def save_memory(memory: DocumentMemory, path: Path) -> None:
 
 def load_memory(path: Path) -> DocumentMemory:
     """Read and check a memory file; anything wrong with it is a FileFormatError that says what."""
+    return load_memory_with_extra(path)[0]
+
+
+def load_memory_with_extra(path: Path) -> tuple[DocumentMemory, dict[str, Any]]:
+    """As `load_memory`, with the further values that were saved in the header."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -72,9 +84,10 @@ def load_memory(path: Path) -> DocumentMemory:
         config = ModelConfig.from_dict(header["config"])
         layers = [_layer(tensors, i, header["recall_counts"].get(str(i)), config) for i in range(config.num_layers)]
         tokens_read = torch.tensor(header["tokens_read"], dtype=torch.int64)
+        extra = dict(header.get("extra", {}))
     except (KeyError, TypeError, BlockRecurrentError) as error:
         raise FileFormatError(f"memory file '{path}' is damaged: {error}") from None
-    return DocumentMemory(tuple(layers), tokens_read, config, fingerprint=header["fingerprint"])
+    return DocumentMemory(tuple(layers), tokens_read, config, fingerprint=header["fingerprint"]), extra
 
 
 def hash_tensors(tensors: dict[str, Tensor]) -> str:
