@@ -57,8 +57,8 @@ def test_starts(model, starts, message):
 
 
 BAD_LENGTHS = [
-    (torch.tensor([4, 1]), "lengths has 4 for lane 0: it must be from 0 to the 3 tokens given"),
-    (torch.tensor([1, -1]), "lengths has -1 for lane 1: it must be from 0 to the 3 tokens given"),
+    (torch.tensor([4, 1]), "lengths has 4 for lane 0: it must be from 0 to 3, the tokens given"),
+    (torch.tensor([1, -1]), "lengths has -1 for lane 1: it must be from 0 to 3, the tokens given"),
     (torch.tensor([3]), r"lengths has shape \(1,\): it must be \(2,\)"),
     (torch.tensor([1.0, 2.0]), "lengths is float32: it must be a tensor of dtype an integer type"),
     (torch.tensor([True, False]), "lengths is bool: it must be a tensor of dtype an integer type"),

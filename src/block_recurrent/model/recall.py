@@ -116,6 +116,8 @@ class Recall:
     def _may_write(self, ends: list[int], lanes: Sequence[bool]) -> bool:
         """Whether writing up to `ends` touches nothing that this or any other living value sees."""
         storage = self._storage
+        if storage.keys.is_inference() and not torch.is_inference_mode_enabled():
+            return False  # torch allows no writing to such tensors outside of inference mode
         if any(more and storage.written[lane] != self.ends[lane] for lane, more in enumerate(lanes)):
             return False
         oldest_kept = [end - storage.capacity for end in ends]
