@@ -59,6 +59,16 @@ class BlockGrid:
     def most_completed(self) -> int:
         return max(self.completed)
 
+    @property
+    def all_in_last_block(self) -> bool:
+        """Whether every lane ends inside of the call's last block."""
+        return all(count == self.num_blocks - 1 for count in self.completed)
+
+    @property
+    def all_full(self) -> bool:
+        """Whether every lane gets all of the call's tokens."""
+        return all(length == self.num_tokens for length in self.lengths)
+
     def into_blocks(self, x: Tensor) -> Tensor:
         """(B, H, N, K) -> (B, H, T, W, K), each token in its block; with one block, no more rows than tokens."""
         if self.num_blocks == 1:

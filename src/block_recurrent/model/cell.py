@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from block_recurrent.config import ModelConfig
 from block_recurrent.model.blocks import BlockGrid
+from block_recurrent.model.memory import KeptView
 from block_recurrent.nn.attention import attend, merge_heads, split_heads
 from block_recurrent.nn.gates import GATES
 from block_recurrent.nn.linear import linear, normal, ones
@@ -44,37 +45,50 @@ class RecurrentCell(nn.Module):
         """The learned initial state of a document, (B, S, D)."""
         return self.initial_state.expand(lanes, -1, -1)
 
-    def view(self, state: Tensor) -> KeysAndValues:
-        """Keys and values of a state."""
-        return self._view(self._named(state))
+    def view(self, state: Tensor, kept: KeptView | None = None) -> KeysAndValues:
+        """Keys and values of a state; those that were kept, if the weights have not changed since."""
+        if (
+            kept is None
+            or kept.state is not state
+            or torch.is_grad_enabled()
+            or kept.weights != self._weights_of_view()
+        ):
+            return self._view(self._named(state))
+        return KeysAndValues(kept.keys, kept.values)
+
+    def keep(self, view: KeysAndValues, state: Tensor) -> KeptView | None:
+        """A state's view, for the next call; none in training, where weights and graphs change."""
+        return None if torch.is_grad_enabled() else KeptView(*view, state, self._weights_of_view())
 
     def scan(
-        self, state: Tensor, keys: Tensor, values: Tensor, grid: BlockGrid, first: KeysAndValues | None = None
-    ) -> tuple[KeysAndValues, Tensor]:
+        self, state: Tensor, first: KeysAndValues, tokens: KeysAndValues, grid: BlockGrid
+    ) -> tuple[list[KeysAndValues], Tensor]:
         """Run over the blocks of a call: the one sequential part of the model.
 
-        keys and values: the tokens', (B, H, C + N, K), cached ones first. Returns what the state shows at the start of
-        each of the T blocks, (B, H, T, S, K), and the state after the blocks that each lane completed. `first` is the
-        view of `state`, where the caller has it already.
+        `first` is the view of `state`; `tokens` the tokens' keys and values, (B, H, C + N, K), cached ones first.
+        Returns the view at the start of each of the T blocks, and the state after the blocks each lane completed.
         """
-        # Unbound once: slicing per block would make the backward pass fill and add the whole buffer for each block.
-        key_blocks, value_blocks = (
-            grid.keys_of_completed(x, blocks_before=1).unflatten(2, (-1, grid.window)).unbind(2) for x in (keys, values)
-        )
-        states, views = [state], []
-        for block in range(grid.num_blocks):
-            named = self._named(state)
-            views.append(first if first is not None and block == 0 else self._view(named))
-            if block < grid.most_completed:
-                two_blocks = KeysAndValues(
-                    torch.cat(key_blocks[block : block + 2], dim=2), torch.cat(value_blocks[block : block + 2], dim=2)
-                )
-                state = self.update(self._attention(named, views[-1], two_blocks), state)
-                states.append(state)
-        seen = KeysAndValues(torch.stack([v.keys for v in views], dim=2), torch.stack([v.values for v in views], dim=2))
+        blocks = [self._blocks_of(x, grid) for x in tokens] if grid.most_completed else []
+        states, views = [state], [first]
+        for block in range(grid.most_completed):
+            two_blocks = KeysAndValues(*(torch.cat(x[block : block + 2], dim=2) for x in blocks))
+            state = self.update(self._attention(self._named(state), views[block], two_blocks), state)
+            states.append(state)
+            if block + 1 < grid.num_blocks:
+                views.append(self.view(state))
         if len(set(grid.completed)) == 1:
-            return seen, states[grid.completed[0]]
-        return seen, torch.stack([states[blocks][lane] for lane, blocks in enumerate(grid.completed)])
+            return views, states[grid.completed[0]]
+        return views, torch.stack([states[count][lane] for lane, count in enumerate(grid.completed)])
+
+    @staticmethod
+    def _blocks_of(x: Tensor, grid: BlockGrid) -> tuple[Tensor, ...]:
+        # Unbound at once: a slice per block would have the backward pass fill and add the whole buffer for each block.
+        return grid.keys_of_completed(x, blocks_before=1).unflatten(2, (-1, grid.window)).unbind(2)
+
+    def _weights_of_view(self) -> tuple[tuple[int, int], ...]:
+        """What a view depends on beside the state: torch counts the changes of every tensor."""
+        weights = (self.norm.weight, self.state_ids, self.to_keys.weight, self.to_values.weight)
+        return tuple((id(weight), 0 if weight.is_inference() else weight._version) for weight in weights)
 
     def _named(self, state: Tensor) -> Tensor:
         # The IDs come after the norm, so that states differ from each other whatever they hold (paper, section 3.2).

@@ -114,7 +114,7 @@ class BlockRecurrentLM(nn.Module):
 
     def _feedback_views(self, memories: tuple[LayerMemory, ...]) -> list[KeysAndValues]:
         """What each layer reads in block feedback: a recurrent layer its own state, the others the highest one."""
-        own = {index: cell.view(state) for index, cell, state in self._cells(memories)}
+        own = {index: cell.view(state, memories[index].view) for index, cell, state in self._cells(memories)}
         highest = own[max(own)]
         return [own.get(index, highest) for index in range(len(memories))]
 
@@ -170,7 +170,8 @@ class BlockRecurrentLM(nn.Module):
 
     def _with_initial_states(self, memory: DocumentMemory) -> DocumentMemory:
         fresh = torch.tensor(memory.fresh, device=memory.device)[:, None, None]
-        if not fresh.any():
+        # In training, initial states take part in every call: processes that share weights must use the same ones.
+        if not (self.training or fresh.any()):
             return memory
         layers = list(memory.layers)
         for index, cell, state in self._cells(memory.layers):

@@ -11,6 +11,7 @@ from block_recurrent.model.blocks import BlockGrid
 from block_recurrent.model.cell import KeysAndValues, RecurrentCell
 from block_recurrent.model.memory import LayerMemory
 from block_recurrent.model.recall import Recall
+from block_recurrent.model.tape import extend
 from block_recurrent.nn.attention import attend, merge_heads, split_heads, window_attention
 from block_recurrent.nn.linear import linear, ones, zeros
 from block_recurrent.nn.mlp import MLP
@@ -49,32 +50,37 @@ class Layer(nn.Module):
         k = unit_length(self._heads(self.to_keys, h))
         v = self._heads(self.to_values, h)
         q = unit_length(self._heads(self.to_queries, h), self.scale.abs())
-        keys = torch.cat([memory.keys.to(k.dtype), k], dim=2)  # (B, H, C + N, K)
-        values = torch.cat([memory.values.to(v.dtype), v], dim=2)
-        recent = slice(memory.keys.shape[2] - self.config.window, None)
-        attention = window_attention(q, keys[:, :, recent], values[:, :, recent], self._bias(), self._attention_dropout)
-        state, recall = memory.state, memory.recall
+        dtype, cached = memory.keys.dtype, memory.keys.shape[2]
+        keys, values, place = extend(memory.keys, memory.values, memory.place, k.to(dtype), v.to(dtype))
+        recent = slice(cached - self.config.window, None)
+        attention = window_attention(
+            q, keys[:, :, recent].to(k.dtype), values[:, :, recent].to(v.dtype), self._bias(), self._attention_dropout
+        )
+        state, recall, kept = memory.state, memory.recall, None
         if recall is not None:
             attention, recall = self._recall(attention, q, keys, values, recall, grid)
         if self.cell is not None:
             assert state is not None
-            views, state = self.cell.scan(state, keys, values, grid, first=view)
+            first = self.cell.view(state, memory.view) if view is None else view
+            views, state = self.cell.scan(state, first, KeysAndValues(keys, values), grid)
             attention = torch.cat([attention, self._read_states(h, views, grid)], dim=1)
+            kept = self.cell.keep(views[-1], state) if grid.all_in_last_block else None
         elif view is not None:
-            views = KeysAndValues(view.keys.unsqueeze(2), view.values.unsqueeze(2))
-            attention = torch.cat([attention, self._read_states(h, views, grid)], dim=1)
+            attention = torch.cat([attention, self._read_states(h, [view], grid)], dim=1)
         x = x + self.project(merge_heads(attention))
         x = x + self._dropout(self.mlp(self.mlp_norm(x)))
-        cached, dtype = memory.keys.shape[2], memory.keys.dtype
-        newest_keys, newest_values = (grid.newest(buffer, cached).to(dtype) for buffer in (keys, values))
-        return x, LayerMemory(newest_keys, newest_values, state, recall)
+        newest_keys, newest_values = (grid.newest(buffer, cached) for buffer in (keys, values))
+        return x, LayerMemory(newest_keys, newest_values, state, recall, place if grid.all_full else None, kept)
 
-    def _read_states(self, h: Tensor, views: KeysAndValues, grid: BlockGrid) -> Tensor:
-        """Each token over the state as it was at the start of its block: (B, H, N, K)."""
+    def _read_states(self, h: Tensor, views: list[KeysAndValues], grid: BlockGrid) -> Tensor:
+        """Each token over the state as it was at the start of its block, one view per block: (B, H, N, K)."""
         assert self.to_state_queries is not None
         assert self.state_scale is not None
         q = unit_length(self._heads(self.to_state_queries, h), self.state_scale.abs())
-        return grid.out_of_blocks(attend(grid.into_blocks(q), views.keys, views.values, self._attention_dropout))
+        if len(views) == 1:
+            return attend(q, *views[0], self._attention_dropout)
+        keys, values = (torch.stack(x, dim=2) for x in zip(*views, strict=True))  # (B, H, T, S, K)
+        return grid.out_of_blocks(attend(grid.into_blocks(q), keys, values, self._attention_dropout))
 
     def _recall(
         self, attention: Tensor, q: Tensor, keys: Tensor, values: Tensor, recall: Recall, grid: BlockGrid

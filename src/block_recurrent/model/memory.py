@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,9 +24,20 @@ from torch import Tensor
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import InputError, MemoryMismatchError
 from block_recurrent.model.recall import Recall
+from block_recurrent.model.tape import Place
 
 if TYPE_CHECKING:
     from block_recurrent.model.language_model import BlockRecurrentLM
+
+
+class KeptView(NamedTuple):
+    """Keys and values that a state shows, (B, H, S, K), and what they were made from."""
+
+    keys: Tensor
+    values: Tensor
+    state: Tensor
+    """The very state: somebody may put another one into a memory."""
+    weights: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,15 +48,19 @@ class LayerMemory:
     values: Tensor
     state: Tensor | None = None
     recall: Recall | None = None
+    place: Place | None = None
+    """Where `keys` and `values` lie on a tape, while writing: only a way to be fast, no part of the value."""
+    view: KeptView | None = None
+    """What `state` shows, kept while writing: no part of the value either."""
 
     def map(self, change: Callable[[Tensor], Tensor], change_recall: Callable[[Recall], Recall]) -> LayerMemory:
         """The same with every tensor changed."""
-        return LayerMemory(
-            change(self.keys),
-            change(self.values),
-            None if self.state is None else change(self.state),
-            None if self.recall is None else change_recall(self.recall),
-        )
+        state = None if self.state is None else change(self.state)
+        view = None
+        if self.view is not None and self.view.state is self.state and state is not None:
+            view = KeptView(change(self.view.keys), change(self.view.values), state, self.view.weights)
+        recall = None if self.recall is None else change_recall(self.recall)
+        return LayerMemory(change(self.keys), change(self.values), state, recall, view=view)
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, for comparing and saving."""
