@@ -51,14 +51,14 @@ class RecurrentCell(nn.Module):
             kept is None
             or kept.state is not state
             or torch.is_grad_enabled()
-            or kept.weights != self._weights_of_view()
+            or kept.weights != self._view_weights()
         ):
             return self._view(self._named(state))
         return KeysAndValues(kept.keys, kept.values)
 
     def keep(self, view: KeysAndValues, state: Tensor) -> KeptView | None:
         """A state's view, for the next call; none in training, where weights and graphs change."""
-        return None if torch.is_grad_enabled() else KeptView(*view, state, self._weights_of_view())
+        return None if torch.is_grad_enabled() else KeptView(*view, state, self._view_weights())
 
     def scan(
         self, state: Tensor, first: KeysAndValues, tokens: KeysAndValues, grid: BlockGrid
@@ -85,7 +85,7 @@ class RecurrentCell(nn.Module):
         # Unbound at once: a slice per block would have the backward pass fill and add the whole buffer for each block.
         return grid.keys_of_completed(x, blocks_before=1).unflatten(2, (-1, grid.window)).unbind(2)
 
-    def _weights_of_view(self) -> tuple[tuple[int, int], ...]:
+    def _view_weights(self) -> tuple[tuple[int, int], ...]:
         """What a view depends on beside the state: torch counts the changes of every tensor."""
         weights = (self.norm.weight, self.state_ids, self.to_keys.weight, self.to_values.weight)
         return tuple((id(weight), 0 if weight.is_inference() else weight._version) for weight in weights)
