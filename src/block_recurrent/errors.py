@@ -30,6 +30,14 @@ class DataError(BlockRecurrentError):
     """Documents, tokenizers or prepared data that can't be used."""
 
 
+class CheckpointError(BlockRecurrentError):
+    """A run or checkpoint that is missing, damaged, or can't be written."""
+
+
+class TrainingError(BlockRecurrentError):
+    """Training that can't start, or can't go on."""
+
+
 class MissingExtraError(BlockRecurrentError):
     """A feature that needs an optional package which is not installed."""
 

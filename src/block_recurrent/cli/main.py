@@ -17,6 +17,17 @@ from block_recurrent.errors import BlockRecurrentError, did_you_mean
 
 COMMANDS = {
     # name: (module, what it does, an example)
+    "train": (
+        "train",
+        "train a model, or go on training it",
+        "brt train --system rec-fixed-skip --size tiny --data build/books --out runs/first",
+    ),
+    "export": ("export", "write a run's weights as one file", "brt export runs/first --out model.safetensors"),
+    "eval": (
+        "eval",
+        "bits per token, bits per byte and word-level perplexity of a run",
+        "brt eval runs/first --data build/books --split test --json scores.json",
+    ),
     "data": ("data", "prepare documents, look at them, check them", "brt data prepare books/ --out build/books"),
     "tokenizer": (
         "tokenizer",

@@ -1,0 +1,118 @@
+"""`brt train`: from prepared data to a trained model in a folder."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from block_recurrent.errors import ConfigError
+from block_recurrent.presets import SIZES, SYSTEMS
+from block_recurrent.run_config import DTYPES, PARALLEL, RunConfig, check_keys, merge, parse_setting, read_toml, resolve
+
+STOPPED = 130
+
+# Flags that are short for a key of the configuration: flag -> (section.key, type, help).
+_SHORT: dict[str, tuple[str, type, str]] = {
+    "--steps": ("train.steps", int, "updates"),
+    "--lanes": ("train.lanes", int, "documents read side by side, over all processes"),
+    "--seed": ("train.seed", int, "of weights, dropout and the documents' order"),
+    "--bptt": ("train.bptt", int, "segments that gradients flow through"),
+    "--accumulate": ("train.accumulate", int, "groups of lanes worked on one after the other"),
+    "--clip": ("train.clip", float, "largest norm of the gradient; 0 is none"),
+    "--save-every": ("train.save_every", int, "steps between checkpoints"),
+    "--keep": ("train.keep", int, "newest checkpoints that stay"),
+    "--eval-every": ("eval.every", int, "steps between validations"),
+    "--eval-tokens": ("eval.tokens", int, "tokens of a validation"),
+    "--device": ("train.device", str, "auto, cpu, cuda, cuda:1, ..."),
+    "--init-from": ("train.init_from", str, "a run or checkpoint to take the weights from"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system", help=f"what kind of model: {', '.join(SYSTEMS)}")
+    parser.add_argument("--size", help=f"how large: {', '.join(SIZES)}")
+    parser.add_argument("--data", help="a folder made by 'brt data prepare'")
+    parser.add_argument("--out", help="the run's folder; the same command again goes on in it")
+    parser.add_argument("--config", metavar="FILE", help="a TOML file, such as the config.toml of a run")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any setting (repeatable)"
+    )
+    parser.add_argument("--resume", default="auto", help="auto, never, must, or a checkpoint's folder (default: auto)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print configuration and cost, make one step, write nothing"
+    )
+    for flag, (key, kind, text) in _SHORT.items():
+        parser.add_argument(flag, type=kind, metavar=kind.__name__.upper(), help=f"{text} ({key})")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the computation (train.dtype)")
+    parser.add_argument("--parallel", choices=PARALLEL, help="under torchrun: copies or shards (train.parallel)")
+    parser.add_argument("--compile", action="store_true", default=None, help="torch.compile (train.compile)")
+    parser.add_argument(
+        "--checkpoint-activations", action="store_true", default=None, help="less memory, more time (train.…)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    config = resolve_config(args)
+    if args.dry_run:
+        from block_recurrent.train.dry_run import dry_run
+
+        dry_run(config)
+        return 0
+    if not args.out:
+        raise ConfigError("--out is missing: say where the run is to be")
+    from block_recurrent.train.loop import train
+
+    try:
+        finished = train(config, Path(args.out), args.resume)
+    except KeyboardInterrupt:
+        print(f"to go on from the last checkpoint: {_command()}", file=sys.stderr)
+        raise
+    if not finished:
+        print(f"to go on: {_command()}", file=sys.stderr)
+    return 0 if finished else STOPPED
+
+
+def resolve_config(args: argparse.Namespace) -> RunConfig:
+    """Default < preset < file < flags. No torch is needed to find out that something is wrong."""
+    file = read_toml(args.config) if args.config else {}
+    check_keys(file)
+    given = merge(file, _flags(args))
+    check_keys(given)
+    for name in ("system", "size"):
+        if not given.get(name):
+            raise ConfigError(f"--{name} is missing; 'brt presets' lists what there is")
+    path = given.get("data", {}).get("path")
+    if not path:
+        raise ConfigError("--data is missing: name a folder made by 'brt data prepare'")
+    from block_recurrent.data import Corpus
+
+    return resolve(given, Corpus(path).vocab_size)
+
+
+def _flags(args: argparse.Namespace) -> dict[str, Any]:
+    short = {flag: key for flag, (key, _, _) in _SHORT.items()} | {
+        "--data": "data.path",
+        "--dtype": "train.dtype",
+        "--parallel": "train.parallel",
+        "--compile": "train.compile",
+        "--checkpoint-activations": "train.checkpoint_activations",
+    }
+    values: dict[str, Any] = {name: value for name in ("system", "size") if (value := getattr(args, name))}
+    for flag, path in short.items():
+        value = getattr(args, flag[2:].replace("-", "_"))
+        if value is not None:
+            section, _, key = path.partition(".")
+            values = merge(values, {section: {key: value}})
+    for text in args.set:
+        values = merge(values, parse_setting(text))
+    return values
+
+
+def _command() -> str:
+    """The command line that was given, which is also the one that goes on."""
+    from block_recurrent.runtime import launcher
+
+    return f"{launcher()} {shlex.join(sys.argv[1:])}"

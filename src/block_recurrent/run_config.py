@@ -1,0 +1,369 @@
+"""`RunConfig`: everything that defines a training run, beside the model. Checked when made; no torch here.
+
+Values come from four places, each overriding the one before: the defaults below, the preset of the system and size, a
+TOML file, and flags. What comes out is complete, and is saved with the run as `config.toml`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from block_recurrent.config import ModelConfig
+from block_recurrent.errors import ConfigError, did_you_mean
+from block_recurrent.presets import preset, preset_lanes
+
+OPTIMIZERS = ("adafactor", "adamw")
+SCHEDULES = ("inverse-sqrt", "cosine", "linear", "constant")
+ENDING_SCHEDULES = ("cosine", "linear")
+DTYPES = ("auto", "float32", "bfloat16")
+PARALLEL = ("ddp", "fsdp")
+NOT_GIVEN: Any = object()
+
+
+class Section:
+    """A part of the configuration: a frozen dataclass whose values have the types that its fields say."""
+
+    section = ""
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):  # type: ignore[arg-type]
+            object.__setattr__(self, item.name, self._typed(item.name, str(item.type), getattr(self, item.name)))
+        self.check()
+
+    def check(self) -> None:
+        """Rules beyond types."""
+
+    def _typed(self, name: str, wanted: str, value: Any) -> Any:
+        if wanted == "float" and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        kinds = {"int": int, "float": float, "bool": bool, "str": str}
+        words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+        fits = isinstance(value, kinds[wanted]) and (wanted == "bool" or not isinstance(value, bool))
+        self.require(name, fits and value == value, f"it must be {words[wanted]}")
+        return value
+
+    def require(self, name: str, holds: bool, rule: str) -> None:
+        """An error that names the value and the rule, unless it holds."""
+        if not holds:
+            raise ConfigError(f"{self.section}.{name} is {getattr(self, name)!r}: {rule}")
+
+    def at_least(self, least: float, *names: str) -> None:
+        for name in names:
+            self.require(name, getattr(self, name) >= least, f"it must be at least {least}")
+
+    def one_of(self, name: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        self.require(name, value in choices, f"it must be one of {', '.join(choices)}{did_you_mean(value, choices)}")
+
+
+@dataclass(frozen=True)
+class DataConfig(Section):
+    """Where the documents come from."""
+
+    section = "data"
+    path: str = ""
+    """A folder made by `brt data prepare`."""
+    fingerprint: str = ""
+    """Hash of its documents and tokenizer; filled in by the run."""
+    prefetch: int = 2
+    """Steps that are built ahead."""
+
+    def check(self) -> None:
+        self.at_least(0, "prefetch")
+
+
+@dataclass(frozen=True)
+class TrainConfig(Section):
+    """How long, on how many lanes, and how the work is done."""
+
+    section = "train"
+    steps: int = 500_000
+    """Updates of the weights."""
+    lanes: int = 32
+    """B: documents read side by side, over all processes."""
+    seed: int = 0
+    """Of the weights, of dropout and of the documents' order."""
+    bptt: int = 1
+    """Segments that gradients flow through; one update per so many segments."""
+    accumulate: int = 1
+    """Groups of lanes that are worked on one after the other, to save memory; the update is the same."""
+    clip: float = 0.0
+    """Largest norm of the gradient; 0 is no clipping (Adafactor clips every update by itself)."""
+    dtype: str = "auto"
+    """Of the computation: float32 or bfloat16; auto is bfloat16 on a GPU that has it. Weights are always float32."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto is the GPU where there is one."""
+    compile: bool = False
+    """Whether layers go through torch.compile: a minute at the start, and on a CPU gains little."""
+    checkpoint_activations: bool = False
+    """Whether layers are computed again in the backward pass instead of kept: less memory, a third more time."""
+    parallel: str = "ddp"
+    """With more than one process: ddp (each has all weights) or fsdp (weights are sharded)."""
+    save_every: int = 1000
+    """Steps between checkpoints; 0 is only at the end."""
+    keep: int = 3
+    """Newest checkpoints that stay; the best on validation stays too."""
+    log_every: int = 10
+    """Steps between lines of the log; metrics.jsonl has every step."""
+    init_from: str = ""
+    """A run or checkpoint whose weights are taken at the start."""
+
+    def check(self) -> None:
+        self.at_least(1, "steps", "lanes", "bptt", "accumulate", "keep", "log_every")
+        self.at_least(0, "seed", "clip", "save_every")
+        self.one_of("dtype", DTYPES)
+        self.one_of("parallel", PARALLEL)
+        self.require(
+            "lanes", self.lanes % self.accumulate == 0, f"it must be a multiple of accumulate {self.accumulate}"
+        )
+
+
+@dataclass(frozen=True)
+class OptimizerConfig(Section):
+    """What turns gradients into updates (SPEC section 8)."""
+
+    section = "optimizer"
+    name: str = "adafactor"
+    """adafactor (the paper's) or adamw."""
+    momentum: float = 0.9
+    """Of Adafactor; 0 is none."""
+    beta1: float = 0.9
+    """Of AdamW: the average of gradients."""
+    beta2: float = 0.95
+    """Of AdamW: the average of squared gradients."""
+    epsilon: float = 1e-8
+    """Of AdamW: added to the root of that average."""
+    weight_decay: float = 0.0
+    """Of AdamW, on matrices; Adafactor has none."""
+
+    def check(self) -> None:
+        self.one_of("name", OPTIMIZERS)
+        for name in ("momentum", "beta1", "beta2"):
+            self.require(name, 0 <= getattr(self, name) < 1, "it must be from 0 up to, but not including, 1")
+        self.at_least(0, "epsilon", "weight_decay")
+        unused = self.weight_decay and self.name == "adafactor"
+        self.require("weight_decay", not unused, "Adafactor has none here; use optimizer.name=adamw, or 0")
+
+
+@dataclass(frozen=True)
+class ScheduleConfig(Section):
+    """The learning rate at each update (SPEC section 8)."""
+
+    section = "schedule"
+    kind: str = "inverse-sqrt"
+    """inverse-sqrt, cosine, linear or constant; all with warm-up."""
+    learning_rate: float = 1.0
+    """inverse-sqrt: this over the root of the step; the others: the first value."""
+    final_learning_rate: float = 0.0
+    """cosine and linear: the last value."""
+    warmup: int = 1000
+    """Updates over which the rate rises from nothing."""
+    decay_steps: int = 0
+    """cosine and linear: updates until the last value is reached; unset: train.steps."""
+
+    def check(self) -> None:
+        self.one_of("kind", SCHEDULES)
+        self.at_least(0, "learning_rate", "final_learning_rate", "warmup", "decay_steps")
+        if self.kind in ENDING_SCHEDULES:
+            self.at_least(1, "decay_steps")
+
+
+@dataclass(frozen=True)
+class EvalConfig(Section):
+    """Validation during training."""
+
+    section = "eval"
+    every: int = 1000
+    """Steps between validations; 0 is only at the end."""
+    tokens: int = 262_144
+    """Tokens that are scored each time, always the same ones; 0 is the whole split."""
+    lanes: int = 0
+    """Documents scored side by side; 0 is as many as in training, but no more than there are."""
+    state_warning: float = 0.001
+    """Warn when carrying the recurrent state gains less than so many bits per token; 0 is never."""
+
+    def check(self) -> None:
+        self.at_least(0, "every", "tokens", "lanes", "state_warning")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training run."""
+
+    system: str
+    size: str
+    model: ModelConfig
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values by section; unset ones are left out."""
+        values = dataclasses.asdict(self) | {"model": self.model.to_dict()}
+        return {
+            key: {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
+            for key, value in values.items()
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
+        """The inverse of `to_dict`; an unknown section or key is an error that names the nearest one."""
+        check_keys(values)
+        parts = {
+            name: SECTIONS[name].from_dict(values.get(name, {}))
+            if name == "model"
+            else SECTIONS[name](**values.get(name, {}))
+            for name in SECTIONS
+        }
+        return cls(system=values.get("system", ""), size=values.get("size", ""), **parts)
+
+    def replace(self, section: str, **changes: Any) -> RunConfig:
+        """A copy with some values of one section changed."""
+        return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **changes)})
+
+    def to_toml(self) -> str:
+        """As text; `read_toml` and `from_dict` give the same configuration back."""
+        values = self.to_dict()
+        lines = [f"{key} = {json.dumps(values[key])}" for key in ("system", "size")]
+        for name in SECTIONS:
+            lines += ["", f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values[name].items())]
+        return "\n".join(lines) + "\n"
+
+
+SECTIONS: dict[str, Any] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "train": TrainConfig,
+    "optimizer": OptimizerConfig,
+    "schedule": ScheduleConfig,
+    "eval": EvalConfig,
+}
+
+# What our own sizes are trained with where nothing else is said; the paper's sizes have the paper's recipe.
+_BY_SIZE: dict[str, dict[str, dict[str, Any]]] = {
+    "micro": {
+        "train": {"steps": 1000, "save_every": 250},
+        "schedule": {"warmup": 100},
+        "eval": {"every": 250, "tokens": 16_384},
+    },
+    "tiny": {
+        "train": {"steps": 5000, "save_every": 500},
+        "schedule": {"warmup": 250},
+        "eval": {"every": 500, "tokens": 131_072},
+    },
+    "small": {"train": {"steps": 20_000, "save_every": 500}, "schedule": {"warmup": 500}, "eval": {"every": 500}},
+}
+
+
+def resolve(given: Mapping[str, Any], vocab_size: int) -> RunConfig:
+    """The preset of the system and size, with all else that was given (by file and flags) laid over it."""
+    check_keys(given)
+    system, size = given["system"], given["size"]
+    if given.get("model", {}).get("vocab_size", vocab_size) != vocab_size:
+        raise ConfigError(
+            f"model.vocab_size is {given['model']['vocab_size']}, but the data has {vocab_size} pieces, the document "
+            "mark included: leave it out"
+        )
+    model = preset(system, size, vocab_size).to_dict()
+    values = {"model": model, "train": {"lanes": preset_lanes(system, size)}}
+    values = merge(merge(values, _BY_SIZE.get(size, {})), given)
+    values["schedule"] = _learning_rates(values) | values.get("schedule", {})
+    return RunConfig.from_dict(values)
+
+
+def _learning_rates(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The paper's for Adafactor; a tenth of its peak for AdamW, whose steps are not scaled by the size of a weight."""
+    kind = values.get("schedule", {}).get("kind", ScheduleConfig.kind)
+    adamw = values.get("optimizer", {}).get("name") == "adamw"
+    if kind == "inverse-sqrt":
+        return {"learning_rate": 0.1 if adamw else 1.0}
+    first = 0.001 if adamw else 0.01
+    if kind not in ENDING_SCHEDULES:
+        return {"learning_rate": first}
+    steps = values.get("train", {}).get("steps", TrainConfig.steps)
+    return {"learning_rate": first, "final_learning_rate": first / 10, "decay_steps": steps}
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two configurations in plain values, key by key."""
+    merged = dict(below)
+    for name, value in above.items():
+        merged[name] = {**below.get(name, {}), **value} if name in SECTIONS else value
+    return merged
+
+
+def check_keys(values: Mapping[str, Any]) -> None:
+    """An error that names the nearest key, unless every section and key is known."""
+    for name, value in values.items():
+        if name in ("system", "size"):
+            continue
+        if name not in SECTIONS:
+            raise ConfigError(
+                f"unknown section '{name}'{did_you_mean(name, SECTIONS)}; sections: {', '.join(SECTIONS)}"
+            )
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"'{name}' is {value!r}: it is a section, and holds keys")
+        known = [item.name for item in dataclasses.fields(SECTIONS[name])]
+        for key in value:
+            if key not in known:
+                raise ConfigError(f"unknown key '{name}.{key}'{did_you_mean(key, known)}; its keys: {', '.join(known)}")
+
+
+def parse_setting(text: str) -> dict[str, Any]:
+    """`section.key=value` of the command line; the value is written as in TOML, and a plain word is a text."""
+    path, equals, value = text.partition("=")
+    section, dot, key = path.strip().partition(".")
+    if not (equals and dot and section and key):
+        raise ConfigError(f"--set {text}: it must be section.key=value, such as train.lanes=8")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    return {section: {key: parsed}}
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """A configuration file in plain values."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"'{path}' can't be read: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"'{path}' is not a TOML file: {error}") from None
+
+
+# What may change between a run and its continuation: none of it changes what is learned.
+_FREE = {
+    "data": {"path", "prefetch"},
+    "train": {
+        "steps",
+        "device",
+        "compile",
+        "checkpoint_activations",
+        "parallel",
+        "save_every",
+        "keep",
+        "log_every",
+        "init_from",
+    },
+    "eval": {item.name for item in dataclasses.fields(EvalConfig)},
+}
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """What differs in a way that matters, as `section.key old -> new`."""
+    before, after = old.to_dict(), new.to_dict()
+    return [
+        f"{section}.{key} {before[section].get(key, 'unset')} -> {after[section].get(key, 'unset')}"
+        for section in SECTIONS
+        for key in sorted(before[section].keys() | after[section].keys())
+        if key not in _FREE.get(section, ()) and before[section].get(key) != after[section].get(key)
+    ]

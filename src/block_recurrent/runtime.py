@@ -1,0 +1,167 @@
+"""Where a program runs: device, precision, random numbers, rank and world. The only reader of the environment."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from block_recurrent.errors import BlockRecurrentError, ConfigError
+
+T = TypeVar("T")
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""How long a process waits for the others: as long as the slowest may take to write a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """This process among its world, and what it computes on."""
+
+    device: torch.device
+    dtype: torch.dtype
+    """Of the computation; weights are float32."""
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def facts(self) -> dict[str, Any]:
+        """What must be the same for two runs to give the same numbers, bit for bit."""
+        return {
+            "machine": platform.node(),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "world": self.world,
+            "device": self.device.type,
+        }
+
+    def sums(self, *values: Tensor | float) -> list[float]:
+        """Each number summed over all processes, in float64; the same bits on each process."""
+        numbers = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=self.device) for x in values])
+        if self.world > 1:
+            dist.all_reduce(numbers)
+        return numbers.tolist()
+
+    def gather(self, value: Any) -> list[Any]:
+        """What every process has, by rank. For small things, rarely."""
+        if self.world == 1:
+            return [value]
+        gathered: list[Any] = [None] * self.world
+        dist.all_gather_object(gathered, value)
+        return gathered
+
+    def from_main(self, value: Any) -> Any:
+        """What rank 0 has. For small things, rarely."""
+        if self.world == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def on_main(self, work: Callable[[], T]) -> T:
+        """What `work` gives on rank 0, for all; an error of ours there is raised on every process."""
+        outcome: tuple[T | None, BlockRecurrentError | None] = (None, None)
+        if self.is_main:
+            try:
+                outcome = (work(), None)
+            except BlockRecurrentError as error:
+                if self.world == 1:
+                    raise
+                outcome = (None, error)
+        result, failure = self.from_main(outcome)
+        if failure is not None:
+            raise failure
+        return result
+
+    def autocast(self) -> torch.autocast:
+        """The context that computes in `dtype`."""
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+
+@contextmanager
+def start(device: str = "auto", dtype: str = "auto") -> Iterator[Runtime]:
+    """The runtime of this process; under torchrun, part of a group (gloo on CPUs, nccl on GPUs) until the end."""
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    place = pick_device(device)
+    if place.type == "cuda":
+        # Products that give the same bits each time; cuBLAS reads this when it is first used.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.cuda.set_device(place)
+    runtime = Runtime(place, pick_dtype(dtype, place), rank, world)
+    # torchrun with one process is a group too: FSDP needs one.
+    group_here = "WORLD_SIZE" in os.environ and not dist.is_initialized()
+    if group_here:
+        backend = "nccl" if place.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+    try:
+        yield runtime
+    finally:
+        if group_here:
+            # Gloo's threads let go of the last messages only while Python sleeps; a group that is destroyed before that
+            # waits for them forever, while they wait for Python (seen once in ten runs).
+            time.sleep(0.2)
+            dist.destroy_process_group()
+
+
+def launcher() -> str:
+    """How this process was started: the beginning of the command line that starts it again."""
+    if "WORLD_SIZE" not in os.environ:
+        return "brt"
+    return f"torchrun --nproc-per-node {os.environ.get('LOCAL_WORLD_SIZE', 1)} -m block_recurrent"
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of a name; `auto` is the GPU of this process, where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device is '{name}': it must be auto, cpu, cuda or cuda:0, cuda:1, ...") from None
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(f"device is '{name}', but torch sees no GPU here: use --device cpu")
+        if device.index is None:
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The precision of a name. `auto` is bfloat16 only on GPUs that have it: most CPUs are 100 times slower in it."""
+    if name == "auto":
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if fast else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def seed(seed: int, rank: int = 0) -> None:
+    """Torch's random numbers: the same for a seed and rank, others for another rank (dropout must differ)."""
+    torch.manual_seed(seed * 1_000_003 + rank)
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """Torch's random number generators, to go on with exactly."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    """The inverse of `random_state`."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

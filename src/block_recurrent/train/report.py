@@ -1,0 +1,137 @@
+"""What a run says: metrics.jsonl, log.txt, TensorBoard, and a line of progress on the terminal."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from block_recurrent.errors import TrainingError
+
+METRICS = "metrics.jsonl"
+LOG = "log.txt"
+
+
+def cut_back(metrics: Path, step: int) -> None:
+    """Drop the lines of later steps, and a last line that was not finished, so that the run can write them anew."""
+    if not metrics.exists():
+        return
+    end = 0
+    with open(metrics, "rb") as file:
+        for line in file:
+            try:
+                if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                    break
+            except (ValueError, KeyError, TypeError):
+                break
+            end += len(line)
+    with open(metrics, "rb+") as file:
+        file.truncate(end)
+
+
+class Reporter:
+    """Writes what happens. On processes other than the main one (`run` is None) it does nothing."""
+
+    def __init__(self, run: Path | None, steps: int, start: int, log_every: int) -> None:
+        self.is_silent = run is None
+        self._steps, self._log_every = steps, log_every
+        if run is None:
+            return
+        self._metrics: TextIO = _open(run / METRICS)
+        self._log: TextIO = _open(run / LOG)
+        self._board = _tensorboard(run, start)
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
+        self._task = self._progress.add_task("training", total=steps, completed=start)
+
+    def __enter__(self) -> Reporter:
+        if not self.is_silent:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.is_silent:
+            return
+        self._progress.stop()
+        if kind is not None and error is not None:
+            self._write(self._log, f"{_now()} stopped: {kind.__name__}: {error}")
+        if self._board is not None:
+            self._board.close()
+        self._metrics.close()
+        self._log.close()
+
+    def say(self, text: str) -> None:
+        """For the log and for the user."""
+        if not self.is_silent:
+            self._write(self._log, f"{_now()} {text}")
+            self._console.print(text, markup=False)
+
+    def warn(self, text: str) -> None:
+        """As `say`, marked."""
+        self.say(f"warning: {text}")
+
+    def metrics(self, record: Mapping[str, Any]) -> None:
+        """One line of metrics.jsonl, flushed; and what is due on the log, the terminal and TensorBoard."""
+        if self.is_silent:
+            return
+        self._write(self._metrics, json.dumps(record))
+        step, split = record["step"], record["split"]
+        if self._board is not None:
+            for key, value in record.items():
+                if isinstance(value, (int, float)) and key != "step":
+                    self._board.add_scalar(f"{split}/{key}", value, step)
+        if split == "train":
+            speed = f"{record['bits_per_token']:.3f} bits, {record['tokens_per_second']:,.0f} tokens/s"
+            self._progress.update(self._task, completed=step, description=speed)
+            if step % self._log_every == 0 or step in (1, self._steps):
+                self._plain(f"step {step}/{self._steps} {speed}, rate {record['learning_rate']:.3g}")
+        else:
+            gain = record.get("state_gain")
+            state = "" if gain is None else f", {gain:.4f} of them saved by the state"
+            self.say(f"step {step}/{self._steps} {split} {record['bits_per_token']:.4f} bits per token{state}")
+
+    def _plain(self, text: str) -> None:
+        """A line that a terminal does not need, since it has the line of progress."""
+        self._write(self._log, f"{_now()} {text}")
+        if not self._console.is_terminal:
+            self._console.print(text, markup=False)
+
+    @staticmethod
+    def _write(file: TextIO, line: str) -> None:
+        try:
+            file.write(line + "\n")
+            file.flush()
+        except OSError as error:
+            raise TrainingError(
+                f"'{file.name}' can't be written: {error.strerror or error}; make room, and start "
+                "the same command again"
+            ) from None
+
+
+def _open(path: Path) -> TextIO:
+    try:
+        return open(path, "a", encoding="utf-8")
+    except OSError as error:
+        raise TrainingError(f"'{path}' can't be written: {error.strerror or error}") from None
+
+
+def _tensorboard(run: Path, start: int) -> Any:
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(run / "tensorboard"), purge_step=start + 1)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")

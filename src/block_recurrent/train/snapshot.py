@@ -1,0 +1,214 @@
+"""What a checkpoint holds, and how training goes on from it exactly.
+
+model.safetensors, optimizer.safetensors    one process, or DDP
+sharded/                                    FSDP: both, by torch.distributed.checkpoint
+memory-00000-of-00002.safetensors           the lanes of rank 0: each lane's memory
+random-00000-of-00002.safetensors           torch's random numbers on rank 0
+state.json                                  step, tokens seen, best validation, the data cursor, where it ran
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import weakref
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from block_recurrent import runtime as rt
+from block_recurrent.checkpoint import (
+    SHARDED,
+    WEIGHT_PREFIX,
+    WEIGHTS,
+    aside_of,
+    finish,
+    read_weights,
+    step_folder,
+    write_tensors,
+)
+from block_recurrent.errors import CheckpointError, FileFormatError
+from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.model.memory import DocumentMemory
+from block_recurrent.runtime import Runtime
+
+OPTIMIZER = "optimizer.safetensors"
+OPTIMIZER_PREFIX = "optimizer/"
+STATE = "state.json"
+
+
+@dataclass
+class Progress:
+    """How far a run has come; plain values, kept in state.json."""
+
+    step: int = 0
+    tokens_seen: int = 0
+    best_bits: float | None = None
+    """Lowest bits per token on validation so far."""
+    cursor: dict[str, Any] = field(default_factory=dict)
+    """Where the data stream stands; empty at the beginning."""
+
+
+@dataclass
+class Snapshot:
+    """Everything that changes while a model trains, on this process."""
+
+    runtime: Runtime
+    model: BlockRecurrentLM
+    optimizer: torch.optim.Optimizer
+    memories: list[DocumentMemory]
+    """One for each group of lanes (gradient accumulation), in the order of lanes."""
+    progress: Progress = field(default_factory=Progress)
+
+    def save(self, run: Path, validation_bits: float | None) -> Path:
+        """Write a checkpoint; it is whole or not there. An error on one process is an error on all."""
+        path = step_folder(run, self.progress.step)
+        aside = aside_of(path)
+        self._together(path, lambda: _fresh_folder(aside) if self.runtime.is_main else None)
+        self._together(path, lambda: self._write(aside))
+        self._together(
+            path, lambda: finish(path, self.progress.step, validation_bits) if self.runtime.is_main else None
+        )
+        return path
+
+    def _together(self, path: Path, work: Any) -> None:
+        """Do a part of saving on every process; if it fails anywhere, clean up and say so everywhere."""
+        problem = None
+        try:
+            work()
+        except (OSError, FileFormatError, CheckpointException) as error:
+            problem = f"{getattr(error, 'strerror', None) or error}".replace("\n", " ")
+        problems = [found for found in self.runtime.gather(problem) if found]
+        if problems:
+            if self.runtime.is_main:
+                shutil.rmtree(aside_of(path), ignore_errors=True)
+            raise CheckpointError(
+                f"the checkpoint of step {self.progress.step} can't be written to '{path.parent}': {problems[0]}; "
+                "the ones before it are whole: make room, and start the same command again"
+            )
+
+    def _write(self, aside: Path) -> None:
+        self._check_finite()
+        sharded = any(isinstance(p, DTensor) for p in self.model.parameters())
+        if sharded:
+            dcp.save(self._all_tensors(), storage_writer=dcp.FileSystemWriter(aside / SHARDED), no_dist=False)
+        elif self.runtime.is_main:
+            write_tensors(aside / WEIGHTS, self.model.state_dict(), {"config": json.dumps(self.model.config.to_dict())})
+            write_tensors(aside / OPTIMIZER, self._optimizer_tensors())
+        suffix = _suffix(self.runtime.rank, self.runtime.world)
+        memory = self.memories[0] if len(self.memories) == 1 else DocumentMemory.cat(self.memories)
+        # Whose memory it is, the checkpoint says: hashing all weights for it would be slow, and sharded ones can't be.
+        replace(memory, maker=None, fingerprint=f"checkpoint of step {self.progress.step}").save(
+            aside / f"memory-{suffix}"
+        )
+        write_tensors(aside / f"random-{suffix}", rt.random_state(self.runtime.device))
+        if self.runtime.is_main:
+            state = asdict(self.progress) | {"facts": self.runtime.facts()}
+            (aside / STATE).write_text(json.dumps(state) + "\n")
+
+    def _check_finite(self) -> None:
+        for name, p in self.model.named_parameters():
+            local = p.to_local() if isinstance(p, DTensor) else p
+            if not local.isfinite().all():
+                raise FileFormatError(f"'{name}' is no longer finite after the last update")
+
+    def load(self, path: Path, seed: int) -> list[str]:
+        """Go on from a checkpoint; returns what is not as it was, for the user to know."""
+        state = json.loads((path / STATE).read_text())
+        facts = state.pop("facts")
+        self.progress = Progress(**state)
+        self._read_tensors(path)
+        for group in self.optimizer.param_groups:
+            if "step" in group:
+                group["step"] = self.progress.step
+        self._read_memory(path, facts["world"])
+        notes = [
+            f"{name} was {there}, is {here}"
+            for name, here in self.runtime.facts().items()
+            if (there := facts.get(name)) != here
+        ]
+        if facts["world"] == self.runtime.world:
+            random = load_file(path / f"random-{_suffix(self.runtime.rank, self.runtime.world)}")
+            rt.set_random_state(random, self.runtime.device)
+        else:
+            rt.seed(seed + self.progress.step, self.runtime.rank)
+            notes.append(
+                f"lanes are dealt anew to {self.runtime.world} processes: each keeps its document, place and memory, "
+                "but dropout draws other numbers, and sums are rounded in another order"
+            )
+        return notes
+
+    def load_weights(self, path: Path) -> None:
+        """Take only the weights of a checkpoint."""
+        weights, own = read_weights(path), dict(self.model.named_parameters())
+        for name in sorted(own.keys() | weights.keys()):
+            if name not in own or name not in weights or own[name].shape != weights[name].shape:
+                there, here = (tuple(x[name].shape) if name in x else "not there" for x in (weights, own))
+                raise CheckpointError(
+                    f"the weights in '{path}' don't fit this model: '{name}' is {there}, here it is {here}"
+                )
+        for name, p in own.items():
+            _assign(p, weights[name])
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        return {
+            f"{name}/{key}": value
+            for name, p in self.model.named_parameters()
+            for key, value in self.optimizer.state[p].items()
+        }
+
+    def _all_tensors(self) -> dict[str, Tensor]:
+        weights = {WEIGHT_PREFIX + name: p.detach() for name, p in self.model.named_parameters()}
+        return weights | {OPTIMIZER_PREFIX + name: x for name, x in self._optimizer_tensors().items()}
+
+    def _read_tensors(self, path: Path) -> None:
+        if (path / SHARDED).is_dir():
+            reader = dcp.FileSystemReader(path / SHARDED)
+            dcp.load(self._all_tensors(), storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+            return
+        self.load_weights(path)
+        stored = load_file(path / OPTIMIZER)
+        for name, x in self._optimizer_tensors().items():
+            _assign(x, stored[name])
+
+    def _read_memory(self, path: Path, world: int) -> None:
+        lanes = sum(memory.lanes for memory in self.memories)
+        if world == self.runtime.world:
+            memory, first = DocumentMemory.load(path / f"memory-{_suffix(self.runtime.rank, world)}"), 0
+        else:
+            memory = DocumentMemory.cat(
+                [DocumentMemory.load(path / f"memory-{_suffix(r, world)}") for r in range(world)]
+            )
+            first = self.runtime.rank * lanes
+        memory = replace(memory, maker=weakref.ref(self.model), fingerprint=None, config=self.model.config)
+        groups, size = len(self.memories), lanes // len(self.memories)
+        self.memories = [
+            (memory if memory.lanes == size else memory.select(range(first + g * size, first + (g + 1) * size))).to(
+                self.runtime.device
+            )
+            for g in range(groups)
+        ]
+
+
+def _suffix(rank: int, world: int) -> str:
+    return f"{rank:05d}-of-{world:05d}.safetensors"
+
+
+def _fresh_folder(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+@torch.no_grad()
+def _assign(target: Tensor, value: Tensor) -> None:
+    """Copy a whole tensor into a tensor of ours, which may be sharded."""
+    if isinstance(target, DTensor):
+        value = distribute_tensor(value.to(target.device), target.device_mesh, target.placements)
+    target.copy_(value)

@@ -1,0 +1,71 @@
+"""What the recurrent layers do while they train: how far their gates are open, and how large their states are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.model.memory import DocumentMemory
+from block_recurrent.nn.gates import FixedGate, LSTMGate
+
+
+class GateWatch:
+    """Mean openness of every gate over the blocks of a step, by hooks on the gates.
+
+    An LSTM gate depends on what it reads, so its gates are worked out again for the first lane alone: a share of 1/B of
+    the gate's own cost. Names are `layer3/attention_gate/keep`: the share of the old state that stays (fixed), or
+    `.../forget` and `.../input` (lstm).
+    """
+
+    def __init__(self, model: BlockRecurrentLM) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._calls: dict[str, int] = {}
+        for number, layer in enumerate(model.layers, start=1):
+            for name, gate in layer.named_modules():
+                if isinstance(gate, (FixedGate, LSTMGate)):
+                    gate.register_forward_hook(self._hook(f"layer{number}/{name.split('.')[-1]}"))
+
+    def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(gate: nn.Module, args: tuple[Tensor, ...], _: Tensor) -> None:
+            if gate.training:
+                self._add(name, gate, args[0])
+
+        return hook
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def _add(self, name: str, gate: nn.Module, h: Tensor) -> None:
+        for kind, mean in _openness(gate, h[:1]).items():
+            key = f"{name}/{kind}"
+            self._sums[key] = self._sums[key] + mean if key in self._sums else mean
+            self._calls[key] = self._calls.get(key, 0) + 1
+
+    def take(self) -> dict[str, Tensor]:
+        """The means since the last time."""
+        means = {key: total.float() / self._calls[key] for key, total in self._sums.items()}
+        self._sums, self._calls = {}, {}
+        return means
+
+
+def _openness(gate: nn.Module, h: Tensor) -> dict[str, Tensor]:
+    if isinstance(gate, FixedGate):
+        return {"keep": gate.bias.sigmoid().mean()}
+    assert isinstance(gate, LSTMGate)
+    return {
+        "forget": (gate.forget(h) + gate.forget_bias + 1).sigmoid().mean(),
+        "input": (gate.input(h) + gate.input_bias - 1).sigmoid().mean(),
+    }
+
+
+def state_norms(memories: list[DocumentMemory]) -> dict[str, Tensor]:
+    """Per recurrent layer, the mean length of a state vector over lanes and states."""
+    norms: dict[str, Tensor] = {}
+    for index in range(len(memories[0].layers)):
+        states = [state for memory in memories if (state := memory.layers[index].state) is not None]
+        if states:
+            norms[f"layer{index + 1}/state_norm"] = torch.stack([x.norm(dim=-1).mean() for x in states]).mean()
+    return norms
