@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import multiprocessing
 import os
 import platform
+import resource
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -48,3 +50,25 @@ def _processor() -> str:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def peak_bytes_of(work: Callable[..., object], *arguments: Any) -> int:
+    """The most memory that a process of its own has in use while it does this work, above what it starts with."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return pool.apply(_peak_bytes, (work, arguments))
+
+
+def _peak_bytes(work: Callable[..., object], arguments: tuple[Any, ...]) -> int:
+    # Loaded before the first measurement: programs are no part of the work.
+    from block_recurrent.train import optimizer
+
+    assert optimizer
+    before = _resident_bytes()
+    work(*arguments)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as numbers:
+        return int(numbers.read().split()[1]) * resource.getpagesize()

@@ -1,0 +1,141 @@
+"""`brt bench steptime`: a training step of every system beside slide-plus, and beside what the machine can do."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from block_recurrent.accounting import cost_of
+from block_recurrent.bench.harness import best_seconds, peak_bytes_of
+from block_recurrent.config import ModelConfig
+from block_recurrent.errors import ConfigError, did_you_mean
+from block_recurrent.presets import SIZES, SYSTEMS, preset, preset_lanes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from block_recurrent.model.memory import DocumentMemory
+
+SUMMARY = "the time of a training step, system by system"
+EXAMPLE = "brt bench steptime --size tiny --systems slide-plus,rec-fixed-skip"
+NOTE = (
+    "seconds: forward and backward on random tokens with the memory carried, best of the repeats, all systems in "
+    "turns; with Adafactor's update up to size small. relative: to slide-plus. flop_ratio: its useful FLOPs over "
+    "slide-plus's. paper: the paper's step time over Slide:13L's. limit_share: useful FLOPs (attention at the W keys "
+    "that a query may see) over seconds, as a share of the best rate of a matrix product in this run. peak_bytes: the "
+    "most memory that such a step has in use, measured in a process of its own."
+)
+REFERENCE = "slide-plus"
+OWN_SIZES = ("micro", "tiny", "small")
+"""Sizes made for two cores: measured with all lanes of their preset and with the optimizer."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)} (tiny)")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), metavar="A,B", help="which systems (all)")
+    parser.add_argument("--repeats", type=int, default=5, help="the best of so many (5)")
+    parser.add_argument("--vocab-size", type=int, default=32000, help="V (32000)")
+    parser.add_argument("--lanes", type=int, help="lanes of slide-plus (the preset's up to small, then 1)")
+    parser.add_argument("--dropout", type=float, default=0.05, help="dropout (0.05, as in the paper)")
+    parser.add_argument("--no-peak", action="store_true", help="don't measure memory")
+
+
+def run(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row per system."""
+    systems = list(dict.fromkeys([REFERENCE, *_known(args.systems)]))
+    configs = {
+        name: preset(name, args.size, vocab_size=args.vocab_size, dropout=args.dropout, attention_dropout=args.dropout)
+        for name in systems
+    }
+    lanes = {name: _lanes(name, args.size, args.lanes) for name in systems}
+    candidates: dict[str, Callable[[], object]] = {
+        name: TrainingStep(config, lanes[name], with_optimizer=args.size in OWN_SIZES)
+        for name, config in configs.items()
+    }
+    gemms = _gemms(configs[REFERENCE], lanes[REFERENCE])
+    best = best_seconds(candidates | {name: product for name, (product, _) in gemms.items()}, args.repeats + 1)
+    candidates.clear()
+    rate = max(flops / best[name] for name, (_, flops) in gemms.items())
+    costs = {name: cost_of(config).flops_per_token for name, config in configs.items()}
+    rows = []
+    for name in _known(args.systems):
+        tokens = lanes[name] * configs[name].segment
+        row = {
+            "system": name,
+            "seconds": round(best[name], 4),
+            "relative": round(best[name] / best[REFERENCE], 4),
+            "flop_ratio": round(costs[name] / costs[REFERENCE], 4),
+            "paper": SYSTEMS[name].step_time,
+            "limit_share": round(costs[name] * tokens / best[name] / rate, 4),
+        }
+        if not args.no_peak:
+            row["peak_bytes"] = peak_bytes_of(_one_step, configs[name], lanes[name], args.size in OWN_SIZES)
+        rows.append(row)
+    return rows
+
+
+class TrainingStep:
+    """Forward and backward on one segment, memory carried from call to call; an update where asked for."""
+
+    def __init__(self, config: ModelConfig, lanes: int, with_optimizer: bool) -> None:
+        import torch
+
+        from block_recurrent.model.language_model import BlockRecurrentLM
+        from block_recurrent.run_config import OptimizerConfig
+        from block_recurrent.train.optimizer import make_optimizer
+
+        torch.manual_seed(0)
+        self.model = BlockRecurrentLM(config).train()
+        self.optimizer = make_optimizer(self.model, OptimizerConfig()) if with_optimizer else None
+        self.tokens = torch.randint(0, config.vocab_size, (lanes, config.segment + 1))
+        self.memory: DocumentMemory | None = None
+
+    def __call__(self) -> None:
+        loss = self.model.loss(self.tokens[:, :-1], self.tokens[:, 1:], self.memory)
+        (loss.sum / loss.count).backward()
+        self.memory = loss.memory.detach()
+        if self.optimizer is not None:
+            self.optimizer.step()
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+
+def _one_step(config: ModelConfig, lanes: int, with_optimizer: bool) -> None:
+    step = TrainingStep(config, lanes, with_optimizer)
+    step()
+    step()
+
+
+def _gemms(config: ModelConfig, lanes: int) -> dict[str, tuple[Callable[[], object], float]]:
+    """Matrix products to measure the machine by: a large cube, and the model's own shapes."""
+    import torch
+
+    tokens, D, F, HK = lanes * config.segment, config.d_model, config.mlp_dim, config.num_heads * config.head_dim
+    shapes = {(2048, 2048, 2048), (tokens, D, F), (tokens, F, D), (tokens, D, HK), (D, tokens, F)}
+    products: dict[str, tuple[Callable[[], object], float]] = {}
+    for m, k, n in sorted(shapes):
+        a, b, out = torch.randn(m, k), torch.randn(k, n), torch.empty(m, n)
+        products[f"{m}x{k}x{n}"] = (_product(a, b, out), 2.0 * m * k * n)
+    return products
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor) -> Callable[[], object]:
+    import torch
+
+    return lambda: torch.mm(a, b, out=out)
+
+
+def _lanes(system: str, size: str, reference_lanes: int | None) -> int:
+    """So that every system sees the same number of tokens."""
+    if reference_lanes is None:
+        reference_lanes = preset_lanes(REFERENCE, size) if size in OWN_SIZES else 1
+    return reference_lanes * preset(REFERENCE, size).segment // preset(system, size).segment
+
+
+def _known(names: str) -> list[str]:
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    for name in chosen:
+        if name not in SYSTEMS:
+            raise ConfigError(f"there is no system '{name}'{did_you_mean(name, SYSTEMS)}; known: {', '.join(SYSTEMS)}")
+    return chosen
