@@ -156,6 +156,8 @@ def _print_losses(splits: dict[str, Any]) -> None:
 def _print_remarks(corpus: Corpus) -> None:
     from block_recurrent.data.corpus import SPLITS
 
+    if not corpus.documents("train"):
+        print("no document fell to train: give more documents, or --validation 0 --test 0 for all of them")
     documents = [document for split in SPLITS for document in corpus.documents(split)]
     _print_list("not UTF-8, replaced by U+FFFD", [f"{d.name}: {d.replaced} places" for d in documents if d.replaced])
     _print_list("NUL characters, kept", [f"{d.name}: {d.nul}" for d in documents if d.nul])

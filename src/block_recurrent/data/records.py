@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import socket
+import urllib.request
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ JSON_LINES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json.gz")
 PARQUET = ".parquet"
 RECORD_SUFFIXES = (*JSON_LINES, PARQUET)
 ROWS_AT_ONCE = 16
+HUB_HOST = "huggingface.co"
 HUB_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "dev": "validation", "test": "test"}
 
 
@@ -38,10 +42,7 @@ def read_records(path: Path, name: str, split: str | None) -> Iterator[Record | 
 
 def hub_records(name: str) -> Iterator[Record | LeftOut]:
     """The records of a Hugging Face set, read as a stream: `hf:NAME` or `hf:NAME:CONFIGURATION`."""
-    try:
-        import datasets
-    except ImportError:
-        raise MissingExtraError("a Hugging Face set", "datasets") from None
+    datasets = _import_datasets()
     path, _, configuration = name.partition(":")
     try:
         parts = datasets.load_dataset(path, configuration or None, streaming=True)
@@ -60,6 +61,20 @@ def hub_records(name: str) -> Iterator[Record | LeftOut]:
         raise DataError(
             f"can't load the Hugging Face set '{name}' ({first_line}); check its name and the network, or give a folder"
         ) from None
+
+
+def _import_datasets() -> Any:
+    if not urllib.request.getproxies():
+        try:
+            socket.getaddrinfo(HUB_HOST, 443)
+        except OSError:
+            # Without a network the library would try again for half a minute; like this it looks at its cache at once.
+            os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        import datasets
+    except ImportError:
+        raise MissingExtraError("a Hugging Face set", "datasets") from None
+    return datasets
 
 
 def _record(row: Any, label: str, split: str | None) -> Record | LeftOut:

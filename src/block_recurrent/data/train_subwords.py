@@ -25,10 +25,11 @@ ALPHABET_SHARE = 0.25  # of the other pieces: the most that single characters ma
 
 
 def train_tokenizer(sources: Sequence[str], vocab_size: int, unit: Unit = "file") -> Tokenizer:
-    """A vocabulary of exactly `vocab_size` pieces, of the training documents of the sources."""
+    """A vocabulary of exactly `vocab_size` pieces, of the sources' training documents if there are any."""
     if not LEAST_SIZE <= vocab_size <= MOST_SIZE:
         raise DataError(f"--vocab-size must be {LEAST_SIZE} to {MOST_SIZE}, not {vocab_size}")
-    sentences = list(_sentences(sources, unit))
+    # A few documents may all be dealt to validation and test; then they are what there is.
+    sentences = list(_sentences(sources, unit, {"train"})) or list(_sentences(sources, unit, {"validation", "test"}))
     if not sentences:
         raise DataError(f"there is no training text in {', '.join(sources)}")
     return tokenizer_from_model(_train(sentences, vocab_size), "the new vocabulary")
@@ -52,11 +53,11 @@ def _train(sentences: list[str], vocab_size: int) -> bytes:
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
+            sentence_iterator=_within_alphabet(sentences, vocab_size),
             model_writer=model,
             model_type="bpe",
             vocab_size=vocab_size,
-            character_coverage=_coverage(sentences, vocab_size),
+            character_coverage=1.0,
             # What makes it exact: text is not changed, and what has no piece is spelled in bytes.
             normalization_rule_name="identity",
             add_dummy_prefix=False,
@@ -81,21 +82,23 @@ def _train(sentences: list[str], vocab_size: int) -> bytes:
     return model.getvalue()
 
 
-def _coverage(sentences: list[str], vocab_size: int) -> float:
-    """The share of characters that keeps the alphabet within its part of the vocabulary."""
+def _within_alphabet(sentences: list[str], vocab_size: int) -> Iterator[str]:
+    """The sentences without the rare characters that would take more than their part of the vocabulary."""
     counts = Counter[str]()
     for sentence in sentences:
         counts.update(sentence)
-    frequent = counts.most_common(max(1, int(ALPHABET_SHARE * (vocab_size - FIXED_PIECES))))
-    return sum(number for _, number in frequent) / counts.total()
+    alphabet = max(1, int(ALPHABET_SHARE * (vocab_size - FIXED_PIECES)))
+    # A line end in their place keeps what was beside them apart.
+    rare = {ord(character): "\n" for character, _ in counts.most_common()[alphabet:]}
+    return (sentence.translate(rare) for sentence in sentences) if rare else iter(sentences)
 
 
-def _sentences(sources: Sequence[str], unit: Unit) -> Iterator[str]:
+def _sentences(sources: Sequence[str], unit: Unit, splits: set[str]) -> Iterator[str]:
     """Lines of the sample, long ones cut at spaces."""
     share = min(1.0, SAMPLE_BYTES / (total_size(sources) or 1))
     room = SAMPLE_BYTES  # for sources whose size is not known beforehand
     for found in itertools.chain.from_iterable(find_documents(source, unit) for source in sources):
-        if isinstance(found, LeftOut) or (found.split or deal_split(found.name, 0.05, 0.05)) != "train":
+        if isinstance(found, LeftOut) or (found.split or deal_split(found.name, 0.05, 0.05)) not in splits:
             continue
         for piece in _sampled(found, share):
             for line in piece.decode().splitlines(keepends=True):
