@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from block_recurrent import preset
+from block_recurrent import DocumentMemory, preset
 from block_recurrent.presets import SIZES, SYSTEMS
 
 WINDOWED = [name for name in SYSTEMS if name.startswith(("xl", "slide"))]
@@ -150,3 +150,27 @@ def test_slide_with_a_segment_of_one_window_is_xl(slide, xl, make_model, tokens)
         logits, memory = segmented(text[:, start : start + W], memory)
         torch.testing.assert_close(logits, whole[:, start : start + W], atol=1e-9, rtol=0)
     assert memory.equals(whole_memory, 1e-9)
+
+
+@pytest.mark.parametrize("what", ["keys", "values", "state"])
+@torch.no_grad()
+def test_a_memory_that_is_edited_is_read_as_edited(system, what, make_model, tokens):
+    """Each layer's keys, values or state, replaced in a memory that was written token by token."""
+    model = make_model(system)
+
+    def write() -> DocumentMemory:
+        memory = None
+        for token in range(6):
+            _, memory = model(tokens(1, 1, seed=token), memory)
+        return memory
+
+    expected, _ = model(tokens(1, 1), write())
+    for index in range(model.config.num_layers):
+        memory = write()
+        layers = list(memory.layers)
+        if (value := getattr(layers[index], what)) is None:
+            continue
+        noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(0), dtype=value.dtype)
+        layers[index] = replace(layers[index], **{what: value + noise})
+        logits, _ = model(tokens(1, 1), replace(memory, layers=tuple(layers)))
+        assert (logits - expected).abs().max() > 1e-9, f"layer {index + 1}"

@@ -44,7 +44,7 @@ def extend(keys: Tensor, values: Tensor, place: Place | None, new_keys: Tensor, 
     cached, more = keys.shape[2], new_keys.shape[2]
     if torch.is_grad_enabled() or not 0 < more <= cached // 4:
         return Extended(torch.cat([keys, new_keys], dim=2), torch.cat([values, new_values], dim=2), None)
-    if place is None or not _may_write(place, more):
+    if place is None or not (_holds(place, keys, values) and _may_write(place, more)):
         place = _begin(keys, values)
     tape, end = place
     tape.keys[:, :, end : end + more] = new_keys
@@ -52,6 +52,13 @@ def extend(keys: Tensor, values: Tensor, place: Place | None, new_keys: Tensor, 
     tape.written = end + more
     visible = slice(end - cached, end + more)
     return Extended(tape.keys[:, :, visible], tape.values[:, :, visible], Place(tape, end + more))
+
+
+def _holds(place: Place, keys: Tensor, values: Tensor) -> bool:
+    """Whether these are the tape's own entries: somebody may put others into a memory."""
+    (tape, end), cached = place, keys.shape[2]
+    pairs = ((tape.keys, keys), (tape.values, values))
+    return all(mine.narrow(2, end - cached, cached).data_ptr() == x.data_ptr() for mine, x in pairs)
 
 
 def _may_write(place: Place, more: int) -> bool:
