@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import MemoryMismatchError
@@ -26,6 +25,7 @@ from block_recurrent.model.cell import KeysAndValues, RecurrentCell
 from block_recurrent.model.layers import Layer
 from block_recurrent.model.loss import cross_entropy
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
+from block_recurrent.nn.dropout import dropout
 from block_recurrent.nn.linear import normal
 from block_recurrent.nn.norm import RMSNorm
 
@@ -82,7 +82,7 @@ class BlockRecurrentLM(nn.Module):
             x, layers = self._block_by_block(tokens, memory.layers, grid)
         else:
             x, layers = self._stack(tokens, memory.layers, grid)
-        x = F.dropout(self.final_norm(x), self.config.dropout, self.training) / math.sqrt(self.config.d_model)
+        x = dropout(self.final_norm(x), self.config.dropout, self.training) / math.sqrt(self.config.d_model)
         tokens_read = memory.tokens_read + torch.tensor(grid.lengths)
         return x, DocumentMemory(layers, tokens_read, self.config, maker=weakref.ref(self))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from block_recurrent.config import ModelConfig
 from block_recurrent.model.blocks import BlockGrid
@@ -13,6 +12,7 @@ from block_recurrent.model.memory import LayerMemory
 from block_recurrent.model.recall import Recall
 from block_recurrent.model.tape import extend
 from block_recurrent.nn.attention import attend, merge_heads, split_heads, window_attention
+from block_recurrent.nn.dropout import dropout
 from block_recurrent.nn.linear import linear, ones, zeros
 from block_recurrent.nn.mlp import MLP
 from block_recurrent.nn.norm import RMSNorm, unit_length
@@ -110,7 +110,7 @@ class Layer(nn.Module):
         return self.position_bias(self.config.window) * self.scale.abs()[:, None]
 
     def _dropout(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.config.dropout, self.training)
+        return dropout(x, self.config.dropout, self.training)
 
     @property
     def _attention_dropout(self) -> float:

@@ -40,6 +40,7 @@ def save_memory(memory: DocumentMemory, path: Path, extra: dict[str, Any] | None
         "fingerprint": memory.maker_fingerprint(),
         "tokens_read": memory.tokens_read.tolist(),
         "recall_counts": {str(i): layer.recall.counts for i, layer in enumerate(memory.layers) if layer.recall},
+        "recall_ends": {str(i): layer.recall.ends for i, layer in enumerate(memory.layers) if layer.recall},
         "extra": extra or {},
     }
     text = json.dumps(header)
@@ -82,7 +83,7 @@ def load_memory_with_extra(path: Path) -> tuple[DocumentMemory, dict[str, Any]]:
         )
     try:
         config = ModelConfig.from_dict(header["config"])
-        layers = [_layer(tensors, i, header["recall_counts"].get(str(i)), config) for i in range(config.num_layers)]
+        layers = [_layer(tensors, i, header, config) for i in range(config.num_layers)]
         tokens_read = torch.tensor(header["tokens_read"], dtype=torch.int64)
         extra = dict(header.get("extra", {}))
     except (KeyError, TypeError, BlockRecurrentError) as error:
@@ -120,15 +121,13 @@ def _header(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
     return header
 
 
-def _layer(tensors: dict[str, Tensor], index: int, counts: list[int] | None, config: ModelConfig) -> LayerMemory:
+def _layer(tensors: dict[str, Tensor], index: int, header: dict[str, Any], config: ModelConfig) -> LayerMemory:
     def tensor(name: str) -> Tensor:
         return tensors[f"layers.{index}.{name}"]
 
-    return LayerMemory(
-        tensor("keys"),
-        tensor("values"),
-        tensor("state") if index + 1 in config.recurrent_layers else None,
-        None
-        if counts is None
-        else Recall.from_tensors(tensor("recall_keys"), tensor("recall_values"), counts, config.window),
-    )
+    counts, ends = (header[name].get(str(index)) for name in ("recall_counts", "recall_ends"))
+    recall = None
+    if counts is not None:
+        recall = Recall.from_tensors(tensor("recall_keys"), tensor("recall_values"), counts, config.window, ends)
+    state = tensor("state") if index + 1 in config.recurrent_layers else None
+    return LayerMemory(tensor("keys"), tensor("values"), state, recall)

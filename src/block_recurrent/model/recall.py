@@ -48,13 +48,21 @@ class Recall:
         return cls(_Storage(keys, values, [0] * B), M, [0] * B, [0] * B)
 
     @classmethod
-    def from_tensors(cls, keys: Tensor, values: Tensor, counts: Sequence[int], block: int) -> Recall:
-        """The inverse of `tensors`."""
+    def from_tensors(
+        cls, keys: Tensor, values: Tensor, counts: Sequence[int], block: int, ends: Sequence[int] | None = None
+    ) -> Recall:
+        """The inverse of `tensors`. With the `ends` of the value that they came from, the new one has the same bits in
+        all that it gives: a search returns entries in an order that hangs on where they are stored.
+        """
+        ends = counts if ends is None else ends
         fresh = cls.empty(tuple(keys.shape), block, keys)  # type: ignore[arg-type]
-        fresh._storage.keys[:, :, : keys.shape[2]] = keys
-        fresh._storage.values[:, :, : keys.shape[2]] = values
-        fresh._storage.written[:] = counts
-        return cls(fresh._storage, fresh.size, counts, counts)
+        storage = fresh._storage
+        for lane, (end, count) in enumerate(zip(ends, counts, strict=True)):
+            slots = torch.arange(end - count, end, device=keys.device) % storage.capacity
+            storage.keys[lane, :, slots] = keys[lane, :, :count]
+            storage.values[lane, :, slots] = values[lane, :, :count]
+        storage.written[:] = ends
+        return cls(storage, fresh.size, ends, counts)
 
     @property
     def block(self) -> int:
@@ -77,17 +85,19 @@ class Recall:
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> Recall:
         keys, values = (x.to(device=device, dtype=dtype) for x in self.tensors())
-        return Recall.from_tensors(keys, values, self.counts, self.block)
+        return Recall.from_tensors(keys, values, self.counts, self.block, self.ends)
 
     def select(self, lanes: Sequence[int]) -> Recall:
         keys, values = (x[list(lanes)] for x in self.tensors())
-        return Recall.from_tensors(keys, values, [self.counts[lane] for lane in lanes], self.block)
+        counts, ends = ([numbers[lane] for lane in lanes] for numbers in (self.counts, self.ends))
+        return Recall.from_tensors(keys, values, counts, self.block, ends)
 
     @staticmethod
     def cat(recalls: Sequence[Recall]) -> Recall:
         keys, values = (torch.cat(parts) for parts in zip(*(recall.tensors() for recall in recalls), strict=True))
         counts = [count for recall in recalls for count in recall.counts]
-        return Recall.from_tensors(keys, values, counts, recalls[0].block)
+        ends = [end for recall in recalls for end in recall.ends]
+        return Recall.from_tensors(keys, values, counts, recalls[0].block, ends)
 
     def reset(self, lanes: Sequence[bool]) -> Recall:
         """Nothing remembered in the lanes that are marked."""

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from block_recurrent.nn.dropout import keep_mask, scaled_mask
+
 TILE_WIDTH = 64
 """Queries of a tile. Wider wastes more, narrower makes the products too small (docs/performance.md)."""
 NUMBERS_AT_ONCE = 2**20
@@ -46,8 +48,8 @@ class _TiledWindowAttention(torch.autograd.Function):
         for tile in _tiles(len(q), H, N, W, width):
             weights = _weights(q3, k3, by_query_and_key, tile)
             if dropout:
-                kept.append(torch.rand_like(weights) >= dropout)
-                weights = weights.mul_(kept[-1]).div_(1 - dropout)
+                kept.append(keep_mask(weights, dropout))
+                weights.mul_(scaled_mask(kept[-1], dropout, weights.dtype))
             torch.bmm(weights, v3[tile.lanes, tile.band], out=out[tile.lanes, tile.queries])
         ctx.save_for_backward(q, k, v, bias)
         ctx.kept, ctx.dropout = kept, dropout
@@ -65,12 +67,11 @@ class _TiledWindowAttention(torch.autograd.Function):
         for number, (lanes, queries, band) in enumerate(tiles := list(_tiles(len(q), H, N, W, width))):
             weights = _weights(q3, k3, by_query_and_key, tiles[number])
             d_weights = torch.bmm(d_out[lanes, queries], v3[lanes, band].transpose(1, 2))
+            dropped = weights
             if ctx.dropout:
-                kept = ctx.kept[number]
-                dropped = (weights * kept).div_(1 - ctx.dropout)
-                d_weights.mul_(kept).div_(1 - ctx.dropout)
-            else:
-                dropped = weights
+                mask = scaled_mask(ctx.kept[number], ctx.dropout, weights.dtype)
+                dropped = weights * mask
+                d_weights.mul_(mask)
             dv[lanes, band].baddbmm_(dropped.transpose(1, 2), d_out[lanes, queries])
             d_logits = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype)
             torch.bmm(d_logits, k3[lanes, band], out=dq[lanes, queries])

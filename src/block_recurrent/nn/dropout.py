@@ -1,0 +1,35 @@
+"""Dropout from 16 random bits a number; torch draws 64 for each, which costs a fifth of a training step on a CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_LEVELS = 2**16
+
+
+def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
+    """Zeros at a rate, the rest scaled up so that the mean stays."""
+    if not training or rate == 0:
+        return x
+    if x.device.type != "cpu":
+        return F.dropout(x, rate)
+    return x * scaled_mask(keep_mask(x, rate), rate, x.dtype)
+
+
+def keep_mask(like: Tensor, rate: float) -> Tensor:
+    """True where a number is kept, of the shape of `like`. The rate is rounded to a multiple of 1/65536."""
+    words = torch.empty(-(-like.numel() // 4), dtype=torch.int64, device=like.device)
+    # From the least number on: by default the sign bit is never drawn.
+    bits = words.random_(torch.iinfo(torch.int64).min, None).view(torch.int16)
+    return (bits[: like.numel()] >= _dropped_levels(rate) - _LEVELS // 2).view(like.shape)
+
+
+def scaled_mask(keep: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
+    """What to multiply with: 0, or the inverse of the share that is kept."""
+    return keep.to(dtype).mul_(_LEVELS / (_LEVELS - _dropped_levels(rate)))
+
+
+def _dropped_levels(rate: float) -> int:
+    return min(max(round(rate * _LEVELS), 1), _LEVELS - 1)
