@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-LINE_SECONDS = 10.0
+LINE_SECONDS, BAR_SECONDS = 10.0, 0.1
 
 
 class ByteProgress:
@@ -16,7 +16,7 @@ class ByteProgress:
     def __init__(self, title: str, total: int | None) -> None:
         self._title, self._total = title, total
         self._bar: Any = None
-        self._begin = self._last_line = time.monotonic()
+        self._begin = self._last = time.monotonic()
         if sys.stderr.isatty():
             self._bar = _bar()
             self._task = self._bar.add_task(title, total=total, documents=0)
@@ -32,12 +32,13 @@ class ByteProgress:
 
     def update(self, documents: int, size: int) -> None:
         """Says how much has been done altogether."""
+        now = time.monotonic()
+        if now - self._last < (LINE_SECONDS if self._bar is None else BAR_SECONDS):
+            return
+        self._last = now
         if self._bar is not None:
             self._bar.update(self._task, completed=size, documents=documents)
-            return
-        now = time.monotonic()
-        if now - self._last_line >= LINE_SECONDS:
-            self._last_line = now
+        else:
             of_total = f" of {self._total / 1e6:,.0f}" if self._total else ""
             rate = size / 1e6 / (now - self._begin)
             print(

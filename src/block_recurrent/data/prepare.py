@@ -1,22 +1,19 @@
 """From documents to a prepared folder: `brt data prepare`.
 
-One thread reads documents in order, cuts them into pieces and hashes them; a pool of threads encodes pieces (of one
-huge document as well as of many small ones: the tokenizers work outside Python's lock); the first thread writes the
-results in order. So the folder does not depend on the number of threads, and memory holds only the pieces on their way.
+One thread reads documents in order and cuts them into pieces; the threads of the pipeline encode them; the first thread
+writes the results in order. So the folder does not depend on the number of threads.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import itertools
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from block_recurrent.data.corpus import (
     FORMAT,
@@ -30,16 +27,15 @@ from block_recurrent.data.corpus import (
     write_manifest,
 )
 from block_recurrent.data.files import LeftOut, Remarks
-from block_recurrent.data.sources import Found, Unit, deal_split, find_documents
+from block_recurrent.data.pipeline import OpenDocument, Piece, encode_pieces
+from block_recurrent.data.sources import Unit, deal_split, find_documents
 from block_recurrent.data.staging import staged_folder
 from block_recurrent.data.tokenizer import BYTES, Encoded, Tokenizer
-from block_recurrent.data.words import NOTHING, Counts, count
+from block_recurrent.data.words import Counts
 from block_recurrent.data.writing import TokenWriter
 from block_recurrent.errors import DataError
 
 OUR_FILES = {MANIFEST, TOKENIZER_FILE, *map(token_file, SPLITS)}
-BATCH_BYTES = 1 << 19
-PIECE_OVERHEAD_BYTES = 1 << 10
 Progress = Callable[[int, int], None]  # documents and bytes done so far
 
 
@@ -84,53 +80,6 @@ def prepare(settings: PrepareSettings, tokenizer: Tokenizer, out: Path, progress
     return Corpus(out)
 
 
-@dataclass
-class _Open:
-    """A document on its way through the pipeline."""
-
-    name: str
-    split: str
-    offset: int = 0
-    remarks: Remarks = field(default_factory=Remarks)
-    text_digest: Any = field(default_factory=hashlib.sha256)
-    token_digest: Any = field(default_factory=hashlib.sha256)
-    bytes: int = 0
-    tokens: int = 0
-    exact: bool = True
-    lost: int = 0
-    unknown: int = 0
-    counts: Counts = NOTHING
-    failure: LeftOut | None = None
-
-
-class _Piece(NamedTuple):
-    """A piece of a document; without bytes, the document's end."""
-
-    current: _Open
-    raw: bytes | None
-    is_first: bool
-
-
-Outcome = tuple[_Open, Encoded, Counts] | tuple[_Open, None, None]
-
-
-def _work(tokenizer: Tokenizer, pieces: list[_Piece], before: Future[list[Outcome]] | None) -> list[Outcome]:
-    """Encodes, counts and hashes pieces, in a thread of the pool."""
-    outcomes: list[Outcome] = []
-    for current, raw, is_first in pieces:
-        if raw is None:
-            outcomes.append((current, None, None))
-        else:
-            outcomes.append((current, tokenizer.encode_piece(raw, is_first), count(raw)))
-    # Pieces of one document are hashed in order. The pool starts jobs in order too, so the one before is under way.
-    if before is not None and not pieces[0].is_first:
-        wait([before])
-    for current, raw, _ in pieces:
-        if raw is not None:
-            current.text_digest.update(raw)
-    return outcomes
-
-
 class _Preparation:
     """One run over all sources."""
 
@@ -141,32 +90,27 @@ class _Preparation:
         self._documents: list[DocumentInfo] = []
         self._left_out: list[LeftOut] = []
         self._names: set[str] = set()
+        self._tokens_are_text = tokenizer.model is None  # so that one hash holds both
         self._bytes = 0
 
     def run(self) -> None:
         threads = self._settings.threads or os.cpu_count() or 1
-        pool = ThreadPoolExecutor(threads)
-        jobs: deque[Future[list[Outcome]]] = deque()
-        try:
-            for batch in _batches(self._pieces()):
-                jobs.append(pool.submit(_work, self._tokenizer, batch, jobs[-1] if jobs else None))
-                if len(jobs) > threads + 2:
-                    self._take_in(jobs.popleft())
-            while jobs:
-                self._take_in(jobs.popleft())
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        # Closed at once when something goes wrong: no thread works on.
+        with closing(encode_pieces(self._pieces(), self._tokenizer, threads)) as outcomes:
+            for document, result in outcomes:
+                if result is None:
+                    self._close(document)
+                else:
+                    self._take_in(document, *result)
+                self._progress(len(self._documents), self._bytes)
         if not self._documents:
             reasons = "; ".join(map(str, self._left_out[:3])) or "the source is empty"
             raise DataError(f"there is no document to prepare in {', '.join(self._settings.sources)} ({reasons})")
 
-    def _found(self) -> Iterator[Found]:
-        sources = self._settings.sources
-        return itertools.chain.from_iterable(find_documents(source, self._settings.unit) for source in sources)
-
-    def _pieces(self) -> Iterator[_Piece]:
+    def _pieces(self) -> Iterator[Piece]:
         """The pieces of each document, and its end."""
-        for found in self._found():
+        sources = self._settings.sources
+        for found in itertools.chain.from_iterable(find_documents(each, self._settings.unit) for each in sources):
             if isinstance(found, LeftOut):
                 self._left_out.append(found)
                 continue
@@ -175,72 +119,45 @@ class _Preparation:
                 continue
             self._names.add(found.name)
             split = found.split or deal_split(found.name, self._settings.validation, self._settings.test)
-            current = _Open(found.name, split, remarks=Remarks(strict=self._settings.strict))
+            document = OpenDocument(found.name, split, Remarks(strict=self._settings.strict))
             try:
-                for raw in self._tokenizer.cut(found.read(current.remarks)):
-                    yield _Piece(current, raw, is_first=current.bytes == 0)
-                    current.bytes += len(raw)
+                for index, raw in enumerate(self._tokenizer.cut(found.read(document.remarks))):
+                    yield Piece(document, raw, is_first=index == 0)
             except LeftOut as failure:
-                current.failure = failure
-            yield _Piece(current, None, is_first=False)
+                document.failure = failure
+            yield Piece(document, None)
 
-    def _take_in(self, job: Future[list[Outcome]]) -> None:
-        for current, encoded, counts in job.result():
-            if encoded is None or counts is None:
-                self._close(current)
-                continue
-            if current.tokens == 0:
-                current.offset = self._writer.end(current.split)
-            self._writer.append(current.split, encoded.tokens)
-            if self._tokenizer.model is not None:
-                current.token_digest.update(encoded.tokens)
-            current.tokens += len(encoded.tokens)
-            current.exact &= encoded.exact
-            current.lost += encoded.lost
-            current.unknown += encoded.unknown
-            current.counts = current.counts.then(counts)
-        self._progress(len(self._documents), self._bytes)
+    def _take_in(self, document: OpenDocument, encoded: Encoded, counts: Counts) -> None:
+        if document.tokens == 0:
+            document.offset = self._writer.end(document.split)
+        self._writer.append(document.split, encoded.tokens)
+        if not self._tokens_are_text:
+            document.token_digest.update(encoded.tokens)
+        document.add(encoded, counts)
+        self._bytes += counts.bytes
 
-    def _close(self, current: _Open) -> None:
-        self._left_out += current.remarks.left_out
-        if current.failure is None and current.tokens == 0:
-            current.failure = LeftOut(current.name, "gives no tokens" if current.bytes else "is empty")
-        if current.failure is not None:
-            if current.tokens:
-                self._writer.take_back(current.split, current.offset)
-            self._left_out.append(current.failure)
+    def _close(self, document: OpenDocument) -> None:
+        self._left_out += document.remarks.left_out
+        failure = document.failure
+        if failure is None and document.tokens == 0:
+            failure = LeftOut(document.name, "gives no tokens" if document.counts.bytes else "is empty")
+        if failure is None:
+            self._documents.append(document.info(self._tokens_are_text))
             return
-        self._bytes += current.bytes
-        self._documents.append(
-            DocumentInfo(
-                name=current.name,
-                split=current.split,
-                offset=current.offset,
-                tokens=current.tokens,
-                bytes=current.bytes,
-                words=current.counts.words,
-                characters=current.counts.characters,
-                sha256=current.text_digest.hexdigest(),
-                tokens_sha256=current.token_digest.hexdigest() if self._tokenizer.model is not None else None,
-                exact=current.exact,
-                replaced=current.remarks.replaced,
-                nul=current.remarks.nul,
-                lost=current.lost,
-                unknown=current.unknown,
-            )
-        )
+        self._left_out.append(failure)
+        if document.tokens:
+            self._writer.take_back(document.split, document.offset)
 
     def manifest(self) -> dict[str, Any]:
         """All that manifest.json says."""
-        has_file = self._tokenizer.model is not None
         return {
             "format": FORMAT,
             "version": VERSION,
             "tokenizer": {
-                "kind": "sentencepiece" if has_file else BYTES,
+                "kind": BYTES if self._tokens_are_text else "sentencepiece",
                 "size": self._tokenizer.size,
                 "sha256": self._tokenizer.sha256,
-                "file": TOKENIZER_FILE if has_file else None,
+                "file": None if self._tokens_are_text else TOKENIZER_FILE,
             },
             "dtype": self._tokenizer.dtype.name,
             "settings": {
@@ -258,20 +175,6 @@ class _Preparation:
         documents = [document for document in self._documents if document.split == split]
         totals = {key: sum(getattr(each, key) for each in documents) for key in ("tokens", "bytes", "words")}
         return {"file": token_file(split), "documents": len(documents), **totals}
-
-
-def _batches(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
-    """Pieces in groups that are worth a thread's while: documents can be tiny."""
-    batch: list[_Piece] = []
-    size = 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece.raw or b"") + PIECE_OVERHEAD_BYTES
-        if size >= BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _check_outside_sources(out: Path, sources: tuple[str, ...]) -> None:

@@ -12,6 +12,7 @@ import stat
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -49,9 +50,9 @@ def find_documents(source: str, unit: Unit = "file") -> Iterator[Found]:
     if source.startswith(HUB):
         return _records(hub_records(source.removeprefix(HUB)))
     path = Path(source)
-    if path.is_dir():
+    if os.path.isdir(path):
         return _folder(path, unit)
-    if not path.exists():
+    if not os.path.exists(path):
         raise DataError(f"there is no source '{source}'; give a file, a folder, '{STDLIB}' or '{HUB}NAME'")
     return _file(path, path.name, None)
 
@@ -65,12 +66,17 @@ def total_size(sources: Sequence[str]) -> int | None:
 
 def _size_of(source: str) -> int | None:
     path = Path(source)
-    if source == STDLIB or source.startswith(HUB) or not path.exists():
+    if source == STDLIB or source.startswith(HUB) or not os.path.exists(path):
         return None
-    paths = [path] if path.is_file() else [Path(top) / name for top, _, names in os.walk(path) for name in names]
-    if any(_is_record_file(path) for path in paths):
-        return None
-    return sum(path.lstat().st_size for path in paths)
+    walk = [(source, [], [""])] if os.path.isfile(path) else os.walk(path)
+    size = 0
+    for folder, _, names in walk:
+        for name in names:
+            if _is_record_file(Path(folder, name)):
+                return None
+            with suppress(OSError):  # reported when it is read
+                size += os.lstat(Path(folder, name)).st_size
+    return size
 
 
 def deal_split(name: str, validation: float, test: float) -> str:
@@ -86,11 +92,11 @@ def chance_of(name: str) -> float:
 
 def _folder(root: Path, unit: Unit) -> Iterator[Found]:
     entries = _entries(root)
-    if not any(entry.name in SPLITS and entry.is_dir() for entry in entries):
+    if not any(entry.name in SPLITS and os.path.isdir(entry) for entry in entries):
         yield from _documents_in(root, root, unit, None)
         return
     for entry in entries:
-        if entry.name in SPLITS and entry.is_dir():
+        if entry.name in SPLITS and os.path.isdir(entry):
             yield from _documents_in(entry, root, unit, entry.name)
         else:
             yield LeftOut(_name(entry, root), "is outside the folders train, validation and test")
@@ -103,7 +109,7 @@ def _documents_in(folder: Path, root: Path, unit: Unit, split: str | None) -> It
         return
     for entry in _entries(folder):
         name = _name(entry, root)
-        if not entry.is_dir():
+        if not os.path.isdir(entry):
             yield LeftOut(name, "is a file beside the folders; with --unit folder each folder is a document")
         elif entry.name in VERSION_CONTROL:
             yield LeftOut(name, IS_VERSION_CONTROL)
@@ -165,7 +171,7 @@ def _standard_library() -> Iterator[Found]:
     if not (root / "os.py").is_file():
         raise DataError(f"this Python has no library source in '{root}'; give a file or a folder")
     for entry in _entries(root):
-        package = entry.is_dir()
+        package = os.path.isdir(entry)
         if entry.stem not in sys.stdlib_module_names or not (package or entry.suffix == ".py"):
             continue
         files = entry.rglob("*.py") if package else [entry]

@@ -17,7 +17,7 @@ def staged_folder(out: Path, check: Callable[[Path], None]) -> Iterator[Path]:
 
     `check` raises if what is at `out` must not be replaced. What a killed run left behind is cleared away here.
     """
-    out = Path(os.path.abspath(out))
+    out = Path(os.path.realpath(out))
     partial, old = out.parent / f".{out.name}.partial", out.parent / f".{out.name}.old"
     out.parent.mkdir(parents=True, exist_ok=True)
     _finish_replacement(out, old)
@@ -65,12 +65,15 @@ def _claimed(partial: Path) -> Iterator[None]:
 def _lock(handle: int, partial: Path) -> None:
     import fcntl
 
+    taken = False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        ours = partial.exists() and os.path.samestat(os.fstat(handle), os.stat(partial))
     except BlockingIOError:
-        ours = False
-    if not ours:
+        taken = True
+    except OSError:
+        pass  # a file system without locks
+    # The run that had the lock may just have finished and renamed the folder away.
+    if taken or not (partial.exists() and os.path.samestat(os.fstat(handle), os.stat(partial))):
         raise DataError(f"another run is writing to '{partial}'; wait for it, or give another --out")
 
 

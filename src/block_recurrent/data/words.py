@@ -14,8 +14,9 @@ BLOCK_BYTES = 1 << 16  # stays in the cache between the passes over it
 
 
 class Counts(NamedTuple):
-    """Characters and words of a text; whether it begins and ends inside a word, to join it with its neighbours."""
+    """Bytes, characters and words of a text; whether it begins and ends inside a word, to join it with neighbours."""
 
+    bytes: int
     characters: int
     words: int
     begins_inside: bool
@@ -25,6 +26,7 @@ class Counts(NamedTuple):
         """The counts of this text followed by another; a word that the border cuts in two is one word."""
         one_word = self.ends_inside and other.begins_inside
         return Counts(
+            self.bytes + other.bytes,
             self.characters + other.characters,
             self.words + other.words - one_word,
             self.begins_inside if self.characters else other.begins_inside,
@@ -32,7 +34,7 @@ class Counts(NamedTuple):
         )
 
 
-NOTHING = Counts(0, 0, False, False)
+NOTHING = Counts(0, 0, 0, False, False)
 
 
 def count(piece: bytes) -> Counts:
@@ -60,7 +62,7 @@ def _count_block(block: bytes) -> Counts:
         _mark_wide_spaces(raw, leads, space)
     # A word begins where white space, or nothing, is followed by something else.
     words = int(np.count_nonzero(space[:-1] > space[1:])) + (not space[0])
-    return Counts(characters, words, not space[0], not space[-1])
+    return Counts(len(block), characters, words, not space[0], not space[-1])
 
 
 def _mark_wide_spaces(raw: NDArray[np.uint8], leads: NDArray[np.intp], space: NDArray[np.bool_]) -> None:
