@@ -42,7 +42,7 @@ def train(config: RunConfig, run: Path, resume: str = "auto") -> bool:
         if runtime.is_main:
             cut_back(run / METRICS, first)
         reporter = Reporter(run if runtime.is_main else None, config.train.steps, first, config.train.log_every)
-        with stack.enter_context(reporter):
+        with reporter:
             for note in notes:
                 reporter.warn(note)
             reporter.say(trainer.headline())

@@ -1,0 +1,163 @@
+"""A run that was stopped, in any way, ends with the same bits as one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from block_recurrent.run_config import RunConfig
+from block_recurrent.train.loop import train
+from block_recurrent.train.report import Reporter
+
+from .conftest import FAMILIES, checkpoint_contents, read_metrics
+
+STEPS = 12
+
+
+class CrashError(Exception):
+    """Stands for a program that dies: nothing is saved."""
+
+
+@pytest.fixture
+def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], None]], None]:
+    """`at_step(5, action)`: do something when the line of step 5 has been written."""
+    original = Reporter.metrics
+
+    def plan(step: int, action: Callable[[], None]) -> None:
+        def metrics(self: Reporter, record: dict[str, Any]) -> None:
+            original(self, record)
+            if record["step"] == step and record["split"] == "train":
+                action()
+
+        monkeypatch.setattr(Reporter, "metrics", metrics)
+
+    return plan
+
+
+def crash() -> None:
+    raise CrashError
+
+
+def assert_same_run(run: Path, expected: Path, step: int = STEPS) -> None:
+    """Every number that was written, and every bit of the last checkpoint."""
+    assert read_metrics(run) == read_metrics(expected)
+    assert checkpoint_contents(run, step) == checkpoint_contents(expected, step)
+
+
+def stop_and_go_on(config: RunConfig, run: Path, at_step: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    at_step(3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert train(config, run) is False
+    at_step(7, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert train(config, run) is False
+    at_step(11, crash)
+    with pytest.raises(CrashError):
+        train(config, run)
+    monkeypatch.undo()
+    assert train(config, run) is True
+
+
+@pytest.mark.parametrize("system", FAMILIES)
+def test_every_family(
+    system: str,
+    make_config: Callable[..., RunConfig],
+    tmp_path: Path,
+    at_step: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = make_config(system)
+    assert config.model.dropout > 0
+    assert config.model.attention_dropout > 0
+    assert train(config, tmp_path / "whole") is True
+    stop_and_go_on(config, tmp_path / "parts", at_step, monkeypatch)
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"train.bptt": 2, "train.clip": 0.5, "schedule.kind": "cosine"},
+        {"train.accumulate": 2, "optimizer.name": "adamw", "optimizer.weight_decay": 0.1},
+        {"train.checkpoint_activations": True, "optimizer.momentum": 0.0},
+    ],
+    ids=["bptt", "accumulate-adamw", "activations"],
+)
+def test_every_way_of_working(
+    settings: dict[str, Any],
+    make_config: Callable[..., RunConfig],
+    tmp_path: Path,
+    at_step: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    system = "memorizing" if "train.accumulate" in settings else "rec-lstm-single"
+    config = make_config(system, **settings)
+    train(config, tmp_path / "whole")
+    stop_and_go_on(config, tmp_path / "parts", at_step, monkeypatch)
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+KILLED_WHILE_SAVING = """
+import json, os, signal, sys
+from pathlib import Path
+from block_recurrent import checkpoint
+from block_recurrent.run_config import RunConfig
+from block_recurrent.train import loop, snapshot
+
+run, moment = Path(sys.argv[1]), sys.argv[2]
+config = RunConfig.from_dict(json.load(sys.stdin))
+
+def deadly(function, wanted):
+    def replacement(*args, **kwargs):
+        if (run / "checkpoints" / ".step-00000008.part").exists() and wanted(*args):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+    return replacement
+
+if moment == "weights":      # between two files
+    snapshot.write_tensors = deadly(snapshot.write_tensors, lambda path, *_: path.name == "optimizer.safetensors")
+elif moment == "manifest":   # all files are there, the manifest is not
+    checkpoint._sha256 = deadly(checkpoint._sha256, lambda path: True)
+else:                        # the last moment before it counts
+    checkpoint.os.replace = deadly(os.replace, lambda source, target: str(source).endswith(".part"))
+loop.train(config, run)
+"""
+
+
+@pytest.mark.parametrize(
+    ("system", "moment"),
+    [(system, ("weights", "manifest", "rename")[i % 3]) for i, system in enumerate(FAMILIES)],
+)
+def test_killed_while_saving(system: str, moment: str, make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    config, run = make_config(system), tmp_path / "killed"
+    train(config, tmp_path / "whole")
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_WHILE_SAVING, str(run), moment],
+        input=json.dumps(config.to_dict()).encode(),
+        capture_output=True,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert [p.name for p in (run / "checkpoints").iterdir() if not p.name.startswith(".")] == [
+        "step-00000004",
+        "step-00000006",
+    ]
+    assert train(config, run) is True
+    assert_same_run(run, tmp_path / "whole")
+    assert not list((run / "checkpoints").glob(".*")), "what the killed run left has been swept away"
+
+
+def test_a_copy_of_the_folder_goes_on_too(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    config = make_config()
+    train(config.replace("train", steps=6), tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    train(config, tmp_path / "first")
+    train(config, tmp_path / "second")
+    assert_same_run(tmp_path / "second", tmp_path / "first")
