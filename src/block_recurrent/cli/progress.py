@@ -15,6 +15,7 @@ class ByteProgress:
 
     def __init__(self, title: str, total: int | None) -> None:
         self._title, self._total = title, total
+        self._done = (0, 0)
         self._bar: Any = None
         self._begin = self._last = time.monotonic()
         if sys.stderr.isatty():
@@ -28,19 +29,24 @@ class ByteProgress:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         if self._bar is not None:
+            self._show(*self._done)
             self._bar.stop()
 
     def update(self, documents: int, size: int) -> None:
         """Says how much has been done altogether."""
+        self._done = (documents, size)
         now = time.monotonic()
         if now - self._last < (LINE_SECONDS if self._bar is None else BAR_SECONDS):
             return
         self._last = now
+        self._show(documents, size)
+
+    def _show(self, documents: int, size: int) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=size, documents=documents)
         else:
             of_total = f" of {self._total / 1e6:,.0f}" if self._total else ""
-            rate = size / 1e6 / (now - self._begin)
+            rate = size / 1e6 / (time.monotonic() - self._begin)
             print(
                 f"{self._title}: {documents:,} documents, {size / 1e6:,.0f}{of_total} MB, {rate:,.1f} MB/s",
                 file=sys.stderr,
