@@ -1,0 +1,128 @@
+"""`brt eval`: bits per token, bits per byte and word-level perplexity of runs on whole documents."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from block_recurrent.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from block_recurrent.checkpoint import LoadedRun
+    from block_recurrent.evaluate.evaluation import Evaluation
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="a run's folder, or a checkpoint's; several are compared"
+    )
+    parser.add_argument(
+        "--data", nargs="+", required=True, metavar="DIR", help="prepared documents: one folder, or one for each run"
+    )
+    parser.add_argument("--split", default="test", help="train, validation or test (default: test)")
+    parser.add_argument(
+        "--document", action="append", default=[], metavar="NAME", help="only this document (repeatable)"
+    )
+    parser.add_argument(
+        "--clear-every", type=int, metavar="TOKENS", help="set the recurrent state back so often; the window stays"
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write all numbers")
+    parser.add_argument("--per-token", metavar="FILE", type=Path, help="write every token's loss, as .npz or .csv")
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="cumulative cross-entropy of all runs: .html or .png")
+    parser.add_argument(
+        "--words", choices=("auto", "counted", "pg19"), default="auto", help="what words are counted by"
+    )
+    add_scoring_arguments(parser)
+
+
+def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
+    """What only changes how long it takes."""
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder (default: last)")
+    parser.add_argument("--lanes", type=int, default=8, help="documents read side by side (default: 8)")
+    parser.add_argument("--chunk", type=int, help="tokens of one call per lane (default: the run's segment)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default: auto)")
+
+
+def run(args: argparse.Namespace) -> int:
+    folders = args.data * len(args.runs) if len(args.data) == 1 else args.data
+    if len(folders) != len(args.runs):
+        raise ConfigError(f"--data has {len(folders)} folders for {len(args.runs)} runs: give one, or one for each run")
+    if args.per_token and len(args.runs) > 1:
+        raise ConfigError("--per-token is the file of one run: give one run")
+    _check_outputs(args)
+    from block_recurrent.evaluate.show import describe, vocabulary_row, vocabulary_table
+
+    results: list[dict[str, Any]] = []
+    curves, rows = {}, []
+    for name, folder in zip(args.runs, folders, strict=True):
+        loaded, result = _evaluate(name, folder, args)
+        if len(args.runs) > 1:
+            print(f"{name}:", end=" ")
+        print(describe(result) + "\n")
+        kind = "sentencepiece" if loaded.tokenizer.model is not None else "bytes"
+        rows.append(vocabulary_row(name, kind, loaded.tokenizer.size, result))
+        curves[name] = result.cumulative
+        facts = {"run": name, "step": loaded.checkpoint.step, "data": folder, "clear_every": args.clear_every}
+        results.append({**facts, "tokenizer": kind, "vocabulary_size": loaded.tokenizer.size, **result.to_dict()})
+    if len(rows) > 1:
+        print(vocabulary_table(rows))
+    if args.json:
+        whole = results[0] if len(results) == 1 else {"table": rows, "runs": results}
+        _write(args.json, json.dumps(whole, indent=1) + "\n")
+    if args.plot:
+        from block_recurrent.analysis.plots import write_cumulative
+
+        write_cumulative(args.plot, curves)
+    return 0
+
+
+def load(name: str, args: argparse.Namespace, checkpoint: str | None = None) -> LoadedRun:
+    """The run, on the device asked for; says what the run has to say."""
+    import sys
+
+    from block_recurrent.checkpoint import load_run
+    from block_recurrent.runtime import pick_device
+
+    loaded = load_run(name, checkpoint or args.checkpoint, pick_device(args.device))
+    for note in loaded.notes:
+        print(f"brt: note: {note}", file=sys.stderr)
+    return loaded
+
+
+def _evaluate(name: str, folder: str, args: argparse.Namespace) -> tuple[LoadedRun, Evaluation]:
+    from block_recurrent.data import Corpus
+    from block_recurrent.evaluate.evaluation import EvalSettings, check_tokenizer, evaluate_split
+    from block_recurrent.evaluate.progress import shown_progress
+    from block_recurrent.evaluate.state_edits import clear_every
+
+    corpus = Corpus(folder)
+    loaded = load(name, args)
+    check_tokenizer(loaded.tokenizer.sha256, corpus, name)
+    edit = None if args.clear_every is None else clear_every(loaded.model, args.clear_every)
+    settings = EvalSettings(args.lanes, args.chunk, args.per_token, args.words, tuple(args.document), edit)
+    with shown_progress(f"scoring '{args.split}'") as progress:
+        return loaded, evaluate_split(loaded.model, corpus, args.split, settings, progress)
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    """Errors before the work begins, rather than after it."""
+    if args.per_token:
+        from block_recurrent.evaluate.token_losses import check_path
+
+        check_path(args.per_token)
+    if args.plot:
+        from block_recurrent.analysis.plots import check_plot_path
+
+        check_plot_path(args.plot)
+    for path in (args.json, args.plot):
+        if path and not path.parent.is_dir():
+            raise DataError(f"can't write '{path}': there is no folder '{path.parent}'")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"can't write '{path}': {error.strerror or error}") from None

@@ -1,0 +1,145 @@
+"""Scoring a split: `evaluate_split(model, corpus, split, settings)` gives all measures, per document and in all."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from block_recurrent.data import Corpus, DocumentInfo
+from block_recurrent.errors import DataError
+from block_recurrent.evaluate.cumulative import CumulativeCurve, Curve
+from block_recurrent.evaluate.measures import DEFINITIONS, Score, bootstrap, published_words, score_of, total
+from block_recurrent.evaluate.scoring import DEFAULT_LANES, score
+from block_recurrent.evaluate.state_edits import StateEdit
+from block_recurrent.evaluate.token_losses import token_losses
+from block_recurrent.model.language_model import BlockRecurrentLM
+
+Progress = Callable[[int, int], None]  # tokens scored so far, and in all
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """How to score; none of it changes a number."""
+
+    lanes: int = DEFAULT_LANES
+    chunk: int | None = None
+    """Tokens of a call per lane; None: the model's segment."""
+    per_token: Path | None = None
+    """A file for the loss of every token."""
+    words: str = "auto"
+    """auto, counted or pg19: see `published_words`."""
+    names: tuple[str, ...] = ()
+    """Documents to score; none named: the whole split."""
+    edit: StateEdit | None = None
+    """An experiment on the recurrent state; this one does change numbers."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The outcome of scoring a split."""
+
+    split: str
+    total: Score
+    documents: tuple[Score, ...]
+    intervals: dict[str, list[float] | None]
+    cumulative: Curve
+    words_source: str
+    unknown_share: float | None
+    lost_share: float | None
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values. The measures of the whole are at the top."""
+        whole = self.total.to_dict()
+        del whole["name"]
+        return {
+            "split": self.split,
+            **whole,
+            "intervals_95": self.intervals,
+            "words_source": self.words_source,
+            "unknown_share": self.unknown_share,
+            "lost_share": self.lost_share,
+            "seconds": round(self.seconds, 3),
+            "tokens_per_second": self.total.tokens / self.seconds if self.seconds else None,
+            "definitions": DEFINITIONS,
+            "documents": [document.to_dict() for document in self.documents],
+            "cumulative": self.cumulative.to_dict(),
+        }
+
+
+def evaluate_split(
+    model: BlockRecurrentLM,
+    corpus: Corpus,
+    split: str,
+    settings: EvalSettings | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Score every token of a split once. The corpus must be of the model's tokenizer: see `check_tokenizer`."""
+    settings = settings or EvalSettings()
+    chosen = choose_documents(corpus, split, settings.names)
+    infos = [corpus.documents(split)[index] for index in chosen]
+    texts = [corpus.tokens(split, index) for index in chosen]
+    whole_split = len(chosen) == len(corpus.documents(split))
+    words = published_words(corpus, split, settings.words) if whole_split else None
+    bits = np.zeros(len(texts))
+    curve = CumulativeCurve(np.array([len(text) for text in texts], np.int64))
+    done, all_tokens, began = 0, sum(map(len, texts)), time.perf_counter()
+    with token_losses(settings.per_token, [info.name for info in infos], texts) as losses:
+        for piece in score(model, texts, settings.lanes, settings.chunk, settings.edit):
+            piece_bits = piece.nats.astype(np.float64) / math.log(2)
+            bits[piece.document] += piece_bits.sum()
+            curve.add(piece.document, piece.start, piece_bits)
+            if losses is not None:
+                losses.add(piece.document, piece.start, piece_bits)
+            done += len(piece_bits)
+            if progress:
+                progress(done, all_tokens)
+    seconds = time.perf_counter() - began
+    assert done == all_tokens, "every token is scored once"
+    scores = tuple(score_of(info, float(b)) for info, b in zip(infos, bits, strict=True))
+    return Evaluation(
+        split=split,
+        total=total(scores, split, words),
+        documents=scores,
+        intervals=bootstrap(scores, words),
+        cumulative=curve.curve(),
+        words_source="white space" if words is None else "published for PG19",
+        unknown_share=_share(infos, "unknown", "tokens"),
+        lost_share=_share(infos, "lost", "characters"),
+        seconds=seconds,
+    )
+
+
+def choose_documents(corpus: Corpus, split: str, names: tuple[str, ...]) -> list[int]:
+    """Indices of the named documents of a split, or of all."""
+    if not corpus.documents(split):
+        raise DataError(f"split '{split}' has no documents; choose another --split")
+    if not names:
+        return list(range(len(corpus.documents(split))))
+    places = [corpus.find(name) for name in names]
+    for name, (where, _) in zip(names, places, strict=True):
+        if where != split:
+            raise DataError(f"document '{name}' is in split '{where}', not in '{split}': use --split {where}")
+    return list(dict.fromkeys(index for _, index in places))
+
+
+def check_tokenizer(tokenizer_sha256: str, corpus: Corpus, run: str | Path) -> None:
+    """An error, unless the data was made with the run's tokenizer: ids would mean other pieces."""
+    theirs = corpus.manifest["tokenizer"]
+    if theirs["sha256"] != tokenizer_sha256:
+        raise DataError(
+            f"'{corpus.folder}' was prepared with another tokenizer ({theirs['kind']}, {theirs['size']} pieces, "
+            f"{theirs['sha256'][:12]}) than run '{run}' was trained with ({tokenizer_sha256[:12]}); prepare the "
+            "documents with the run's tokenizer"
+        )
+
+
+def _share(infos: list[DocumentInfo], part: str, whole: str) -> float | None:
+    everything = sum(getattr(info, whole) for info in infos)
+    return sum(getattr(info, part) for info in infos) / everything if everything else None

@@ -1,0 +1,146 @@
+"""Experiments on the recurrent state: set back, frozen, or swapped, at block borders, with the window cache kept.
+
+A memory is a value, and at a block border the whole recurrent state lies in it; so an experiment on the state needs
+nothing of the model: the scorer stops its calls at the borders that an edit names, and the edit replaces the state.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from block_recurrent.config import ModelConfig
+from block_recurrent.errors import ConfigError
+from block_recurrent.model.cell import RecurrentCell
+from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.model.memory import DocumentMemory
+
+States = dict[int, Tensor]
+"""By layer (counted from 0), the state vectors (S, D) of one lane."""
+
+
+class Place(NamedTuple):
+    """Where a lane stands: the next position to be read of a document."""
+
+    document: int
+    position: int
+
+
+class StateEdit(ABC):
+    """A change of the recurrent state at some block borders of every document."""
+
+    @abstractmethod
+    def next_border(self, position: int) -> int:
+        """The first position after this one at which the state is to be changed."""
+
+    @abstractmethod
+    def new_states(self, place: Place, states: States) -> States:
+        """What the state becomes at this place, or the same states."""
+
+    def apply(self, memory: DocumentMemory, places: Sequence[Place]) -> DocumentMemory:
+        """The memory with the state changed in the lanes that stand at a border."""
+        at_border = [p.position > 0 and self.next_border(p.position - 1) == p.position for p in places]
+        if not any(at_border):
+            return memory
+        changed = {i: layer.state.clone() for i, layer in enumerate(memory.layers) if layer.state is not None}
+        for lane, place in enumerate(places):
+            if at_border[lane]:
+                for i, state in self.new_states(place, {i: x[lane] for i, x in changed.items()}).items():
+                    changed[i][lane] = state
+        layers = [replace(layer, state=changed.get(i)) for i, layer in enumerate(memory.layers)]
+        return replace(memory, layers=tuple(layers))
+
+
+class ReplaceState(StateEdit):
+    """Every `period` tokens, the state becomes a given one; of it only the vectors `which` of a layer, where named."""
+
+    def __init__(self, period: int, states: States, which: dict[int, Tensor] | None = None) -> None:
+        self.period, self.states, self.which = period, states, which
+
+    def next_border(self, position: int) -> int:
+        return (position // self.period + 1) * self.period
+
+    def new_states(self, place: Place, states: States) -> States:
+        if self.which is None:
+            return self.states
+        changed = {}
+        for layer, chosen in self.which.items():
+            changed[layer] = states[layer].clone()
+            changed[layer][chosen] = self.states[layer][chosen]
+        return changed
+
+
+class FreezeState(StateEdit):
+    """From position `first` on, the state stays as it was there. Undone after every block, so it costs short calls."""
+
+    def __init__(self, first: int, window: int) -> None:
+        self.first, self.window = first, window
+        self._held: dict[int, States] = {}
+
+    def next_border(self, position: int) -> int:
+        return self.first if position < self.first else (position // self.window + 1) * self.window
+
+    def apply(self, memory: DocumentMemory, places: Sequence[Place]) -> DocumentMemory:
+        open_documents = {place.document for place in places}
+        self._held = {document: states for document, states in self._held.items() if document in open_documents}
+        return super().apply(memory, places)
+
+    def new_states(self, place: Place, states: States) -> States:
+        if place.position == self.first:
+            self._held[place.document] = {i: x.clone() for i, x in states.items()}
+        return self._held[place.document]
+
+
+def initial_states(model: BlockRecurrentLM) -> States:
+    """The learned state at the beginning of a document."""
+    cells = {i: layer.cell for i, layer in enumerate(model.layers) if isinstance(layer.cell, RecurrentCell)}
+    return {i: cell.initial_state.detach() for i, cell in cells.items()}
+
+
+def clear_every(model: BlockRecurrentLM, period: int) -> ReplaceState:
+    """The state set back to the initial one every `period` tokens."""
+    check_recurrent(model.config)
+    check_period(period, model.config.window, "--clear-every")
+    return ReplaceState(period, initial_states(model))
+
+
+def freeze_after_first_segment(model: BlockRecurrentLM) -> FreezeState:
+    """No update of the state after a document's first segment."""
+    check_recurrent(model.config)
+    return FreezeState(model.config.segment, model.config.window)
+
+
+def states_after(model: BlockRecurrentLM, tokens: Tensor, chunk: int) -> States:
+    """The state that a document leaves: after its last whole block. `tokens` (n,), its document mark included."""
+    check_recurrent(model.config)
+    memory: DocumentMemory | None = None
+    with torch.inference_mode():
+        for begin, end in itertools.pairwise([*range(0, len(tokens), chunk), len(tokens)]):
+            _, memory = model.hidden(tokens[None, begin:end], memory)
+    assert memory is not None
+    return {i: layer.state[0] for i, layer in enumerate(memory.layers) if layer.state is not None}
+
+
+def check_recurrent(config: ModelConfig) -> None:
+    """An error, unless the model has a recurrent state at all."""
+    if not config.recurrent_layers:
+        raise ConfigError(
+            "this model has no recurrent state to change: its recurrent_layers is empty; take a run of a rec- or "
+            "feedback- system"
+        )
+
+
+def check_period(period: int, window: int, flag: str) -> None:
+    """An error, unless the period ends at block borders, the only places where the state is at rest."""
+    if period < window or period % window:
+        nearest = max(1, round(period / window)) * window
+        raise ConfigError(
+            f"{flag} {period}: it must be a multiple of the model's window {window}, since the state changes only at "
+            f"block borders; try {nearest}"
+        )
