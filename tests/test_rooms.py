@@ -25,11 +25,12 @@ FLOORS = {
     "checkpoint": 3,
     "train": 4,
     "evaluate": 4,
-    "analysis": 4,
     "generate": 4,
     "hub": 4,
+    "analysis": 5,
     "bench": 5,
-    "cli": 6,
+    "studies": 6,
+    "cli": 7,
 }
 FRONT_DOOR = {PACKAGE / "__init__.py", PACKAGE / "__main__.py"}
 FILES = sorted(set(PACKAGE.rglob("*.py")) - FRONT_DOOR)

@@ -28,6 +28,21 @@ COMMANDS = {
         "bits per token, bits per byte and word-level perplexity of a run",
         "brt eval runs/first --data build/books --split test --json scores.json",
     ),
+    "compare": (
+        "compare",
+        "two runs, or one with and without its memory, token by token, as a report",
+        "brt compare runs/rec runs/slide --data build/books --out reports/rec-slide",
+    ),
+    "inspect": (
+        "inspect_memory",
+        "what the recurrent state does while a text is read",
+        "brt inspect runs/first book.txt --out memory.html",
+    ),
+    "recall": (
+        "recall",
+        "train on planted names, and measure recall by distance",
+        "brt recall --system rec-fixed-skip --out build/recall",
+    ),
     "data": ("data", "prepare documents, look at them, check them", "brt data prepare books/ --out build/books"),
     "tokenizer": (
         "tokenizer",

@@ -1,0 +1,195 @@
+"""A look into the recurrent state while a document is read: what is kept, read and written, block by block.
+
+The document is read one block per call. Between calls the state lies in the memory, so nothing of the model needs to
+change: what tokens read is worked out from the vectors that enter the layer, and gates from what enters them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from block_recurrent.evaluate.state_edits import check_recurrent, initial_states
+from block_recurrent.model.cell import RecurrentCell
+from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.model.memory import DocumentMemory
+from block_recurrent.nn.attention import split_heads
+from block_recurrent.nn.gates import FixedGate, LSTMGate
+from block_recurrent.nn.norm import unit_length
+
+MOST_CHANGED = 10
+
+
+@dataclass(frozen=True)
+class LayerInspection:
+    """One recurrent layer over the T blocks of a document."""
+
+    layer: int
+    """Counted from 1."""
+    gates: dict[str, NDArray[np.float64]]
+    """(T,) mean openness by gate: `keep` of a fixed gate, `forget` and `input` of an LSTM gate."""
+    state_norm: NDArray[np.float64]
+    """(T,) mean length of a state vector after the block."""
+    change: NDArray[np.float64]
+    """(T,) length of the change over length of the state: how much of the state the block replaced."""
+    read: NDArray[np.float32]
+    """(T, S) share of the attention of the block's tokens that each state vector gets; each row sums to 1."""
+    written: NDArray[np.float32]
+    """(T, S) length of each state vector's change at the block's end."""
+
+    @property
+    def most_changed(self) -> list[int]:
+        """The blocks that changed the state most, most first. The first, which leaves the initial state, is not one."""
+        order = np.argsort(-self.change[1:], kind="stable")[:MOST_CHANGED] + 1
+        return [int(block) for block in order]
+
+    @property
+    def by_reading(self) -> list[int]:
+        """The state vectors, most read first."""
+        return [int(s) for s in np.argsort(-self.read.mean(0), kind="stable")]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """All recurrent layers over a document; whole blocks only, since the state changes at block ends."""
+
+    name: str
+    window: int
+    tokens: int
+    layers: tuple[LayerInspection, ...]
+
+
+@dataclass
+class _Trace:
+    gates: dict[str, list[float]] = field(default_factory=dict)
+    norm: list[float] = field(default_factory=list)
+    change: list[float] = field(default_factory=list)
+    read: list[NDArray[np.float32]] = field(default_factory=list)
+    written: list[NDArray[np.float32]] = field(default_factory=list)
+
+
+@torch.inference_mode()
+def inspect(
+    model: BlockRecurrentLM,
+    tokens: NDArray[Any],
+    name: str = "document",
+    progress: Callable[[int, int], None] | None = None,
+) -> Inspection:
+    """Read one document (tokens without its mark) and watch the state."""
+    check_recurrent(model.config)
+    device, W = model.embedding.weight.device, model.config.window
+    read = np.concatenate([[model.config.vocab_size - 1], tokens]).astype(np.int64)
+    blocks = len(read) // W
+    cells = {i: layer.cell for i, layer in enumerate(model.layers) if isinstance(layer.cell, RecurrentCell)}
+    traces = {i: _Trace() for i in cells}
+    states = {i: state[None] for i, state in initial_states(model).items()}
+    memory: DocumentMemory | None = None
+    with _watched(model, traces) as inputs:
+        for block in range(blocks):
+            piece = torch.from_numpy(read[block * W : (block + 1) * W])[None].to(device)
+            _, memory = model.hidden(piece, memory)
+            for i, trace in traces.items():
+                after = memory.layers[i].state
+                assert after is not None
+                trace.read.append(_read_shares(model, i, inputs, states[i]))
+                _note_change(trace, states[i][0], after[0])
+                states[i] = after
+            if progress:
+                progress((block + 1) * W, blocks * W)
+    return Inspection(name, W, blocks * W, tuple(_finish(i + 1, trace, model) for i, trace in traces.items()))
+
+
+def _note_change(trace: _Trace, before: Tensor, after: Tensor) -> None:
+    step = (after - before).norm(dim=-1)
+    lengths = after.norm(dim=-1)
+    trace.written.append(step.float().cpu().numpy())
+    trace.norm.append(lengths.mean().item())
+    trace.change.append((step.norm() / lengths.norm().clamp(min=1e-12)).item())
+
+
+def _finish(number: int, trace: _Trace, model: BlockRecurrentLM) -> LayerInspection:
+    S = model.config.num_states
+    return LayerInspection(
+        number,
+        {name: np.array(values) for name, values in trace.gates.items()},
+        np.array(trace.norm),
+        np.array(trace.change),
+        np.array(trace.read, np.float32).reshape(-1, S),
+        np.array(trace.written, np.float32).reshape(-1, S),
+    )
+
+
+def _read_shares(model: BlockRecurrentLM, index: int, inputs: dict[int, Tensor], state: Tensor) -> NDArray[np.float32]:
+    """The mean attention of the block's tokens on each vector of a layer's state, over all layers that read it."""
+    cell = model.layers[index].cell
+    assert isinstance(cell, RecurrentCell)
+    keys = cell.view(state).keys  # (1, H, S, K)
+    shares = []
+    for reader in _readers(model, index):
+        layer: Any = model.layers[reader]
+        queries = split_heads(layer.to_state_queries(inputs[reader]), model.config.num_heads)
+        weights = (unit_length(queries, layer.state_scale.abs()) @ keys.transpose(-1, -2)).softmax(-1)
+        shares.append(weights.mean((0, 1, 2)))
+    return torch.stack(shares).mean(0).float().cpu().numpy()
+
+
+def _readers(model: BlockRecurrentLM, index: int) -> list[int]:
+    """The layers (from 0) that read the state of layer `index`: itself, and in block feedback those without their own.
+
+    These read the highest recurrent layer.
+    """
+    recurrent = [number - 1 for number in model.config.recurrent_layers]
+    if model.config.feedback and index == max(recurrent):
+        return [i for i in range(model.config.num_layers) if i == index or i not in recurrent]
+    return [index]
+
+
+@contextmanager
+def _watched(model: BlockRecurrentLM, traces: dict[int, _Trace]) -> Iterator[dict[int, Tensor]]:
+    """Hooks that keep what enters each layer's attention, and how far each gate is open; gone afterwards."""
+    inputs: dict[int, Tensor] = {}
+
+    def keep_input(index: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+            inputs[index] = output
+
+        return hook
+
+    def note_gate(trace: _Trace, name: str) -> Callable[..., None]:
+        def hook(gate: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            for kind, mean in _openness(gate, args[0]).items():
+                trace.gates.setdefault(f"{name} {kind}", []).append(mean)
+
+        return hook
+
+    handles = [
+        layer.attention_norm.register_forward_hook(keep_input(i))  # type: ignore[union-attr]
+        for i, layer in enumerate(model.layers)
+    ]
+    for i, trace in traces.items():
+        for name, module in model.layers[i].named_modules():
+            if isinstance(module, (FixedGate, LSTMGate)):
+                handles.append(module.register_forward_hook(note_gate(trace, name.split(".")[-1])))
+    try:
+        yield inputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _openness(gate: nn.Module, h: Tensor) -> dict[str, float]:
+    """How much of the old state stays, and how much of the new comes in, on average over states and numbers."""
+    if isinstance(gate, FixedGate):
+        return {"keep": gate.bias.sigmoid().mean().item()}
+    assert isinstance(gate, LSTMGate)
+    return {
+        "forget": (gate.forget(h) + gate.forget_bias + 1).sigmoid().mean().item(),
+        "input": (gate.input(h) + gate.input_bias - 1).sigmoid().mean().item(),
+    }

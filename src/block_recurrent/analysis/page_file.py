@@ -1,0 +1,62 @@
+"""One self-contained HTML file: style, scripts and data inside, nothing fetched."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import os
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from block_recurrent import __version__
+from block_recurrent.errors import DataError
+
+SCRIPTS = ("charts.js", "bars.js", "book.js", "tables.js", "report.js")
+
+
+def write_page(path: Path, title: str, subtitle: str, bodies: list[str], data: dict[str, Any]) -> None:
+    """Write the page; bodies: files of the folder `page` that make up its middle."""
+    parts = {
+        "TITLE": html.escape(title),
+        "SUBTITLE": html.escape(subtitle),
+        "STYLE": _part("report.css"),
+        "VERSION": __version__,
+        "BODY": "\n".join(_part(body) for body in bodies),
+        "SCRIPT": "\n".join(_part(script) for script in SCRIPTS),
+        "DATA": _json_in_html({"title": title, **data}),
+    }
+    # In one go: what is put in is not searched for further places.
+    write_whole(path, re.sub("@([A-Z]+)@", lambda found: parts[found[1]], _part("frame.html")))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A text file, all of it or nothing."""
+    aside = path.with_name(f".{path.name}.part")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise DataError(f"can't write '{path}': {error.strerror or error}") from None
+
+
+def _part(name: str) -> str:
+    return (files("block_recurrent.analysis") / "page" / name).read_text(encoding="utf-8")
+
+
+def _json_in_html(data: Any) -> str:
+    """JSON that can't end the script element that holds it, nor open a comment in it."""
+    text = json.dumps(finite(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def finite(data: Any) -> Any:
+    """The same with numbers that JSON does not have (infinite, not a number) as None."""
+    if isinstance(data, dict):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

@@ -1,0 +1,192 @@
+"""The same plots as files of their own: pages (.html), and pictures (.png) with the extra `plots`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from block_recurrent.analysis.comparison import Comparison, gain_by_distance
+from block_recurrent.analysis.inspector import Inspection
+from block_recurrent.analysis.page_file import write_page
+from block_recurrent.errors import DataError, MissingExtraError
+from block_recurrent.evaluate.cumulative import Curve
+
+COLORS = ("#0b7a75", "#c8553d", "#6b5ca5", "#b8860b", "#3b7dd8", "#7a7a3a")
+PAPER, INK, FAINT, GRID = "#fffdf8", "#23201b", "#857d70", "#e6dfd2"
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    dashed: bool = False
+    points: bool = False
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """Lines over x, as data: what lineChart of charts.js draws, and matplotlib."""
+
+    title: str
+    note: str
+    x_label: str
+    y_label: str
+    series: list[Series]
+    x_log: bool = False
+    y_from: float | None = None
+    counts: Series | None = None
+    """Drawn as an area with an axis of its own."""
+    lines: list[tuple[float, str]] = field(default_factory=list)
+    """Values with a name, drawn across."""
+
+    def page_data(self) -> dict[str, Any]:
+        spec: dict[str, Any] = {"title": self.title, "note": self.note, "xLabel": self.x_label, "yLabel": self.y_label}
+        spec["xLog"] = self.x_log
+        spec["series"] = [{**vars(s), "x": list(s.x), "y": list(s.y)} for s in self.series]
+        spec["lines"] = [{"y": y, "label": label} for y, label in self.lines]
+        if self.y_from is not None:
+            spec["yFrom"] = self.y_from
+        if self.counts:
+            spec["counts"] = {"label": self.counts.label, "x": list(self.counts.x), "y": list(self.counts.y)}
+        return spec
+
+
+def cumulative_chart(curves: Mapping[str, Curve]) -> LineChart:
+    """The paper's token-level figure, of any number of runs."""
+    most = max(curves.values(), key=lambda curve: len(curve.positions))
+    return LineChart(
+        title="Cumulative cross-entropy",
+        note="Mean bits per token over the first x tokens, over all documents at least that long.",
+        x_label="position",
+        y_label="mean bits per token up to here",
+        series=[Series(label, c.positions.tolist(), c.bits_per_token.tolist()) for label, c in curves.items()],
+        x_log=True,
+        counts=Series("documents", most.positions.tolist(), most.documents.tolist()),
+    )
+
+
+def check_plot_path(path: Path) -> None:
+    """An error before the work begins, unless the file can be a plot here."""
+    if path.suffix.lower() not in (".html", ".png"):
+        raise DataError(f"--plot '{path}': its name must end in .html (a page) or .png (a picture)")
+    if path.suffix.lower() == ".png" and not has_matplotlib():
+        raise MissingExtraError("a PNG plot", "plots")
+
+
+def has_matplotlib() -> bool:
+    return find_spec("matplotlib") is not None
+
+
+def write_cumulative(path: Path, curves: Mapping[str, Curve]) -> None:
+    """Cumulative cross-entropy of several runs in one plot."""
+    write_chart(path, cumulative_chart(curves))
+
+
+def write_chart(path: Path, chart: LineChart, subtitle: str = "") -> None:
+    """A chart as a page or a picture, by the file's name."""
+    check_plot_path(path)
+    if path.suffix.lower() == ".html":
+        write_page(path, chart.title, subtitle, ["charts.html"], {"charts": [chart.page_data()]})
+        return
+    with picture(path, (9, 5)) as axes:
+        if chart.counts:
+            twin = axes.twinx()
+            twin.fill_between(chart.counts.x, chart.counts.y, color=COLORS[1], alpha=0.1, linewidth=0)
+            twin.set_ylabel(chart.counts.label, color=FAINT)
+            twin.set_ylim(bottom=0)
+        for s, color in zip(chart.series, COLORS * len(chart.series), strict=False):
+            style = "--" if s.dashed else "-"
+            axes.plot(s.x, s.y, style, color=color, label=s.label, marker="o" if s.points else None, markersize=4)
+        for y, label in chart.lines:
+            axes.axhline(y, color=FAINT, linestyle=":", linewidth=1)
+            axes.annotate(label, (0.99, y), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=FAINT)
+        axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
+        if chart.x_log:
+            axes.set_xscale("log")
+        if chart.y_from is not None:
+            axes.set_ylim(bottom=chart.y_from)
+        axes.legend(frameon=False)
+
+
+@contextmanager
+def picture(path: Path, size: tuple[float, float]) -> Iterator[Any]:
+    """Axes to draw on, saved as a PNG afterwards."""
+    if not has_matplotlib():
+        raise MissingExtraError("a PNG plot", "plots")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=150, facecolor=PAPER, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_facecolor(PAPER)
+    axes.grid(color=GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    yield axes
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise DataError(f"can't write '{path}': {error.strerror or error}") from None
+
+
+def write_pictures(folder: Path, comparison: Comparison, inspections: Sequence[Inspection]) -> list[Path]:
+    """The plots of a report as pictures; returns their files."""
+    paths = [folder / "cumulative.png", folder / "by_distance.png"]
+    write_chart(
+        paths[0], cumulative_chart({comparison.label_a: comparison.curve_a, comparison.label_b: comparison.curve_b})
+    )
+    _distance_picture(paths[1], comparison)
+    for number, document in enumerate(comparison.documents):
+        paths.append(folder / f"spikes-{number + 1:03d}.png")
+        title = f"{document.name}: bits that {comparison.label_a} saves against {comparison.label_b}"
+        _spike_picture(paths[-1], title, document.difference)
+    for inspection in inspections:
+        for layer in inspection.layers:
+            for what, values in (("read", layer.read), ("written", layer.written)):
+                if len(values):
+                    paths.append(folder / f"memory-{what}-layer{layer.layer}.png")
+                    _heat_picture(paths[-1], f"{inspection.name}: state vectors {what}, layer {layer.layer}", values)
+    return paths
+
+
+def _spike_picture(path: Path, title: str, difference: NDArray[np.float32]) -> None:
+    with picture(path, (11, 4)) as axes:
+        # One line per pixel shows all that a line per token would.
+        run = max(1, len(difference) // 4000)
+        starts = np.arange(0, len(difference), run)
+        for reduce, color in ((np.maximum, COLORS[0]), (np.minimum, COLORS[1])):
+            axes.vlines(starts, 0, reduce(reduce.reduceat(difference, starts), 0), color=color, linewidth=0.6)
+        axes.set(title=title, xlabel="token", ylabel="difference, bits")
+
+
+def _distance_picture(path: Path, comparison: Comparison) -> None:
+    buckets = gain_by_distance(comparison)
+    with picture(path, (9, 4.5)) as axes:
+        values = [bucket.mean_difference or 0.0 for bucket in buckets]
+        axes.bar([b.label for b in buckets], values, color=[COLORS[0] if v >= 0 else COLORS[1] for v in values])
+        axes.axhline(0, color=FAINT, linewidth=0.8)
+        axes.set(
+            title="Where the gain comes from",
+            xlabel="tokens back to the last mention of the word",
+            ylabel=f"bits saved by {comparison.label_a} per token",
+        )
+        axes.tick_params(axis="x", rotation=25)
+
+
+def _heat_picture(path: Path, title: str, values: NDArray[np.float32]) -> None:
+    with picture(path, (11, 4)) as axes:
+        axes.grid(visible=False)
+        top = float(np.percentile(values, 99.5)) or 1.0
+        axes.imshow(values.T, aspect="auto", cmap="viridis", vmin=0, vmax=top, interpolation="nearest")
+        axes.set(title=title, xlabel="block", ylabel="state vector")

@@ -1,0 +1,91 @@
+"""What the state vectors are worth: the loss when some of them are taken away.
+
+To take a vector away is to set it back to its initial value at every block, so that nothing it could hold is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from block_recurrent.analysis.inspector import Inspection
+from block_recurrent.evaluate.scoring import score
+from block_recurrent.evaluate.state_edits import Place, StateEdit, States, initial_states
+from block_recurrent.model.language_model import BlockRecurrentLM
+
+REMOVAL_RULE = (
+    "a state vector is taken away by setting it back to its initial value at every block; most and least read by the "
+    "tokens' mean attention over the document"
+)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Bits per token with `count` vectors of a layer's state taken away."""
+
+    layer: int
+    count: int
+    normal: float
+    most_read: float
+    least_read: float
+
+
+class _TakeAway(StateEdit):
+    """Sets other vectors back in each lane: lane by lane the same document, with `chosen[document]` taken away."""
+
+    def __init__(self, window: int, states: States, chosen: list[tuple[int, NDArray[np.int64]] | None]) -> None:
+        self.window, self.states, self.chosen = window, states, chosen
+
+    def next_border(self, position: int) -> int:
+        return (position // self.window + 1) * self.window
+
+    def new_states(self, place: Place, states: States) -> States:
+        choice = self.chosen[place.document]
+        if choice is None:
+            return {}
+        layer, vectors = choice
+        changed = states[layer].clone()
+        changed[torch.from_numpy(vectors)] = self.states[layer][torch.from_numpy(vectors)]
+        return {layer: changed}
+
+
+def removals(
+    model: BlockRecurrentLM,
+    tokens: NDArray[Any],
+    inspection: Inspection,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Removal]:
+    """The loss without the 1, 2, 4, ... most read, and least read, vectors of each recurrent layer."""
+    variants: list[tuple[int, NDArray[np.int64]] | None] = [None]
+    counts = removal_counts(model.config.num_states)
+    for layer in inspection.layers:
+        order = np.array(layer.by_reading, np.int64)
+        for count in counts:
+            variants += [(layer.layer - 1, order[:count]), (layer.layer - 1, order[-count:])]
+    edit = _TakeAway(model.config.window, initial_states(model), variants)
+    bits = np.zeros(len(variants))
+    done = 0
+    for piece in score(model, [tokens] * len(variants), lanes=len(variants), edit=edit):
+        bits[piece.document] += piece.nats.sum(dtype=np.float64) / math.log(2)
+        done += len(piece.nats)
+        if progress:
+            progress(done, len(tokens) * len(variants))
+    per_token = iter((bits / max(1, len(tokens))).tolist())
+    normal = next(per_token)
+    return [
+        Removal(layer.layer, count, normal, next(per_token), next(per_token))
+        for layer in inspection.layers
+        for count in counts
+    ]
+
+
+def removal_counts(num_states: int) -> list[int]:
+    """1, 4, 16, ... and all."""
+    counts = [4**power for power in range(12) if 4**power < num_states]
+    return [*counts, num_states]

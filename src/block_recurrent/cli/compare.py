@@ -1,0 +1,196 @@
+"""`brt compare`: two runs, or one run with and without its memory, token by token, as a report."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from block_recurrent.cli.eval import add_scoring_arguments, load
+from block_recurrent.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from block_recurrent.analysis.comparison import Comparison, Reading
+    from block_recurrent.analysis.report import Side
+    from block_recurrent.checkpoint import LoadedRun
+    from block_recurrent.data import Corpus
+
+INSPECTED_TOKENS = 20_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("a", metavar="A", help="a run")
+    parser.add_argument("b", metavar="B", nargs="?", help="another run; or else one of the experiments on A's state:")
+    states = parser.add_mutually_exclusive_group()
+    states.add_argument("--clear-state", action="store_true", help="set the state back at each segment")
+    states.add_argument("--freeze-state", action="store_true", help="no update of the state after the first segment")
+    states.add_argument(
+        "--swap-state", metavar="DOCUMENT", help="at each segment, the state that this other document leaves at its end"
+    )
+    parser.add_argument("--data", required=True, metavar="DIR", help="a prepared folder")
+    parser.add_argument("--split", default="test", help="train, validation or test (default: test)")
+    parser.add_argument(
+        "--document", action="append", default=[], metavar="NAME", help="only this document (repeatable)"
+    )
+    parser.add_argument("--out", required=True, metavar="REPORT", type=Path, help="the folder of the report")
+    parser.add_argument("--top", type=int, default=40, metavar="K", help="tokens in each table (default: 40)")
+    parser.add_argument("--no-inspect", action="store_true", help="leave out the look into A's memory")
+    parser.add_argument("--no-png", action="store_true", help="no pictures (they need the extra 'plots' in any case)")
+    add_scoring_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    experiment = args.clear_state or args.freeze_state or args.swap_state is not None
+    if bool(args.b) == bool(experiment):
+        raise ConfigError(
+            "give a second run B to compare A with, or one of --clear-state, --freeze-state, --swap-state, not both"
+        )
+    if args.top < 1:
+        raise ConfigError(f"--top is {args.top}: it must be at least 1")
+    _make_folder(args.out)
+    from block_recurrent.analysis.comparison import compare
+    from block_recurrent.analysis.report import ReportData, write_report
+    from block_recurrent.data import Corpus
+    from block_recurrent.evaluate.progress import shown_progress
+
+    corpus = Corpus(args.data)
+    loaded_a = load(args.a, args)
+    loaded_b = load(args.b, args) if args.b else loaded_a
+    _check_tokenizers(loaded_a, loaded_b, corpus, args)
+    reading_a, reading_b, about_b, chosen = _readings(loaded_a, loaded_b, corpus, args)
+    with shown_progress("reading twice") as progress:
+        found = compare(reading_a, reading_b, corpus, args.split, chosen, args.top, args.lanes, args.chunk, progress)
+    side_a = _side(reading_a.label, args.a, loaded_a, "as trained")
+    side_b = _side(reading_b.label, args.b or args.a, loaded_b, about_b)
+    numbers, pages, inspections = [], [], []
+    if loaded_a.model.config.recurrent_layers and not args.no_inspect:
+        inspection, number, page = inspect_document(loaded_a, found.documents[0].name, found.documents[0].text)
+        numbers, pages, inspections = [number], [page], [inspection]
+    title = f"{reading_a.label} against {reading_b.label}"
+    subtitle = f"split '{args.split}' of {corpus.folder.name}: {found.total_a.tokens:,} tokens"
+    write_report(args.out, ReportData(title, subtitle, found, side_a, side_b, numbers, pages))
+    _print(found, args.out)
+    if not args.no_png:
+        _write_pictures(args.out, found, inspections)
+    return 0
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"--out '{out}' can't be made: {error.strerror or error}") from None
+
+
+def _check_tokenizers(a: LoadedRun, b: LoadedRun, corpus: Corpus, args: argparse.Namespace) -> None:
+    from block_recurrent.evaluate.evaluation import check_tokenizer
+
+    if a.tokenizer.sha256 != b.tokenizer.sha256:
+        raise ConfigError(
+            f"'{args.a}' and '{args.b}' have different tokenizers ({a.tokenizer.size} and {b.tokenizer.size} pieces): "
+            "their tokens are not the same pieces of text, so their losses can't be compared token by token; "
+            "'brt eval' compares them by bits per byte and word-level perplexity"
+        )
+    check_tokenizer(a.tokenizer.sha256, corpus, args.a)
+
+
+def _readings(
+    a: LoadedRun, b: LoadedRun, corpus: Corpus, args: argparse.Namespace
+) -> tuple[Reading, Reading, str, list[int]]:
+    """Who reads what, and how."""
+    from block_recurrent.analysis.comparison import Reading
+    from block_recurrent.evaluate.evaluation import choose_documents
+    from block_recurrent.evaluate.state_edits import ReplaceState, clear_every, freeze_after_first_segment
+
+    chosen = choose_documents(corpus, args.split, tuple(args.document))
+    if args.b:
+        labels = _labels(args.a, args.b, a, b)
+        return Reading(labels[0], a.model), Reading(labels[1], b.model), "as trained", chosen
+    segment = a.model.config.segment
+    normal = Reading(_name(args.a, a), a.model)
+    if args.clear_state:
+        edit, label, about = clear_every(a.model, segment), "state cleared", f"state set back every {segment} tokens"
+        return normal, Reading(label, a.model, edit), about, chosen
+    if args.freeze_state:
+        about = f"no update of the state after the first {segment} tokens"
+        return normal, Reading("state frozen", a.model, freeze_after_first_segment(a.model)), about, chosen
+    split, index = corpus.find(args.swap_state)
+    chosen = [i for i in chosen if (split, i) != (args.split, index)]
+    if not chosen:
+        raise ConfigError(f"--swap-state '{args.swap_state}': it must be another document than those that are read")
+    swap = ReplaceState(segment, _left_by(a, corpus, split, index))
+    about = f"state that '{args.swap_state}' leaves at its end, put in every {segment} tokens"
+    return normal, Reading("state swapped", a.model, swap), about, chosen
+
+
+def _left_by(loaded: LoadedRun, corpus: Corpus, split: str, index: int) -> Any:
+    import numpy as np
+    import torch
+
+    from block_recurrent.evaluate.state_edits import states_after
+
+    tokens = np.concatenate([[corpus.mark], corpus.tokens(split, index)]).astype(np.int64)
+    device = loaded.model.embedding.weight.device
+    return states_after(loaded.model, torch.from_numpy(tokens).to(device), loaded.model.config.segment)
+
+
+def _name(run: str, loaded: LoadedRun) -> str:
+    return loaded.config.system or Path(run).name
+
+
+def _labels(run_a: str, run_b: str, a: LoadedRun, b: LoadedRun) -> tuple[str, str]:
+    """The systems, or the folders where the systems are the same."""
+    names = (_name(run_a, a), _name(run_b, b))
+    if names[0] == names[1]:
+        names = (Path(run_a).name, Path(run_b).name)
+    return names if names[0] != names[1] else (run_a, run_b)
+
+
+def _side(label: str, run: str, loaded: LoadedRun, about: str) -> Side:
+    from block_recurrent.analysis.report import Side
+
+    values = loaded.config.to_dict()
+    flat = {"system": values["system"], "size": values["size"]}
+    for section in ("model", "train", "optimizer", "schedule"):
+        flat |= {f"{section}.{key}": value for key, value in values[section].items()}
+    return Side(label, f"run {Path(run).name}, step {loaded.checkpoint.step}; {about}", flat)
+
+
+def inspect_document(loaded: LoadedRun, name: str, text: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """The inspection of a document's beginning: itself, its numbers, and its part of a page."""
+    from block_recurrent.analysis.inspector import inspect
+    from block_recurrent.analysis.memory_report import inspection_numbers, inspection_page_data
+    from block_recurrent.analysis.removal import removals
+    from block_recurrent.evaluate.progress import shown_progress
+
+    tokens = text.tokens[:INSPECTED_TOKENS]
+    with shown_progress("looking into the memory") as progress:
+        inspection = inspect(loaded.model, tokens, name, progress)
+    with shown_progress("taking state vectors away") as progress:
+        taken = removals(loaded.model, tokens, inspection, progress)
+    return inspection, inspection_numbers(inspection, taken), inspection_page_data(inspection, taken, text)
+
+
+def _print(found: Comparison, out: Path) -> None:
+    a, b = found.total_a, found.total_b
+    print(f"{found.label_a}: {a.bits_per_token:.4f} bits per token; {found.label_b}: {b.bits_per_token:.4f}")
+    for label, tops in ((found.label_a, found.top_a), (found.label_b, found.top_b)):
+        print(f"\n{label} is better ({sum(t.proper_name for t in tops)} of {len(tops)} are proper names):")
+        for top in tops[:10]:
+            distance = "never" if top.distance is None else f"{top.distance:,}"
+            excerpt = " ".join(f"{top.before[-40:]}|{top.token}|{top.after[:16]}".split())
+            print(
+                f"  {top.index:>9,} {top.bits_a:>7.2f} {top.bits_b:>7.2f} {top.difference:>+7.2f}  "
+                f"{distance:>7} {top.where:8} {excerpt}"
+            )
+    print(f"\n  token, bits {found.label_a}, bits {found.label_b}, difference, last mention, where, excerpt")
+    print(f"wrote {out / 'report.html'} and report.json")
+
+
+def _write_pictures(out: Path, found: Comparison, inspections: list[Any]) -> None:
+    from block_recurrent.analysis.plots import has_matplotlib, write_pictures
+
+    if has_matplotlib():
+        print(f"wrote {len(write_pictures(out, found, inspections))} pictures beside it")
+    else:
+        print("no pictures: they need the extra 'plots' (pip install 'block-recurrent[plots]')")
