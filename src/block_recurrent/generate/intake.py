@@ -1,0 +1,63 @@
+"""From text that comes in pieces to tokens: the same ones that the whole text would give.
+
+A SentencePiece vocabulary makes other tokens of a word that is cut in two, so the end of what has come is held back
+until white space settles it. Bytes are settled at once.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from block_recurrent.data import Tokenizer
+from block_recurrent.data.tokenizer import PIECE_BYTES
+from block_recurrent.data.utf8 import last_character_end
+from block_recurrent.errors import DataError
+
+FILE_BYTES = 1 << 18
+
+
+def settled(tokenizer: Tokenizer, buffer: bytes) -> int:
+    """How many bytes at the front of a text to come have their tokens already, whatever follows."""
+    if tokenizer.model is None:
+        return len(buffer)
+    end = 0
+    # As the tokenizer itself cuts a long text; only here a cut is made where no white space allows one.
+    while len(buffer) - end > PIECE_BYTES:
+        end += tokenizer.safe_end(buffer[end : end + PIECE_BYTES])
+    last = end + tokenizer.safe_end(buffer[end:])
+    nothing_settled = last == end + last_character_end(buffer[end:])
+    return end if nothing_settled else last
+
+
+def tokens_of(tokenizer: Tokenizer, text: bytes, at_beginning: bool) -> NDArray[np.int64]:
+    """The tokens of a piece of UTF-8; `at_beginning` says that nothing of the document comes before it."""
+    parts = [np.empty(0, np.int64)]
+    for index, piece in enumerate(tokenizer.cut([text]) if text else ()):
+        parts.append(tokenizer.encode_piece(piece, begin=at_beginning and index == 0).tokens.astype(np.int64))
+    return np.concatenate(parts)
+
+
+def read_text(path: str | Path) -> Iterator[str]:
+    """The text of a UTF-8 file in pieces, so that a file of any size needs little memory."""
+    decoder = codecs.getincrementaldecoder("utf-8")("strict")
+    position = 0
+    try:
+        with open(path, "rb") as file:
+            while chunk := file.read(FILE_BYTES):
+                if position == 0 and chunk[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                    raise DataError(f"'{path}' is UTF-16, not UTF-8: convert it, for example with iconv -f utf-16")
+                yield decoder.decode(chunk)
+                position += len(chunk)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"'{path}' is not UTF-8 (byte 0x{error.object[error.start]:02X} after about {position} bytes): convert it, "
+            "for example with iconv -f latin1 -t utf-8"
+        ) from None
+    except OSError as error:
+        raise DataError(f"'{path}' can't be read: {error.strerror or error}") from None
