@@ -11,7 +11,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ class _Preparation:
             },
             "splits": {split: self._totals(split) for split in SPLITS},
             "left_out": [{"name": left.name, "reason": left.reason} for left in self._left_out],
-            "documents": [asdict(document) for document in self._documents],
+            "documents": [dict(vars(document)) for document in self._documents],
         }
 
     def _totals(self, split: str) -> dict[str, Any]:

@@ -184,15 +184,19 @@ def _standard_library() -> Iterator[Found]:
 
 def _entries(folder: Path) -> list[Path]:
     try:
-        return sorted(folder.iterdir())
+        return _in_order(folder)
     except OSError as error:
         raise DataError(f"can't read the folder '{folder}': {error.strerror}") from None
+
+
+def _in_order(folder: Path) -> list[Path]:
+    return [folder / name for name in sorted(os.listdir(folder))]
 
 
 def _files(folder: Path, root: Path) -> Iterator[Path | LeftOut]:
     """All regular files below a folder, in path order, and what is none. Links to folders could lead in circles."""
     try:
-        entries = sorted(folder.iterdir())
+        entries = _in_order(folder)
     except OSError as error:
         yield LeftOut(_name(folder, root), reason_of(error))
         return
