@@ -18,7 +18,6 @@ from block_recurrent.run_config import RunConfig, merge, resolve
 FAMILIES = ("xl", "slide", "rec-fixed-skip", "rec-lstm-dual", "feedback-lstm-single", "memorizing")
 TIMING = ("tokens_per_second", "data_wait")
 TEXT = "the of and to a in that he was it his her with as had for she not at but be on they have him which said"
-)
 
 
 def write_documents(folder: Path, count: int, seed: int) -> None:
