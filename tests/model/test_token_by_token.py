@@ -108,3 +108,12 @@ def test_gradients_after_token_by_token_reading(system: str) -> None:
         gradients.append(torch.autograd.grad(loss.sum, list(model.parameters()), allow_unused=True))
     for mine, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_training_after_reading_in_inference_mode() -> None:
+    """Nothing that is kept between calls may be a tensor of inference mode."""
+    config = preset("rec-fixed-skip", "micro", vocab_size=30, window=23, segment=46)  # a window nobody has asked for
+    model, tokens = BlockRecurrentLM(config), torch.randint(0, 30, (1, 47))
+    with torch.inference_mode():
+        model(tokens)
+    model.loss(tokens[:, :-1], tokens[:, 1:]).sum.backward()

@@ -64,11 +64,11 @@ def _peak_bytes(work: Callable[..., object], arguments: tuple[Any, ...]) -> int:
     from block_recurrent.train import optimizer
 
     assert optimizer
-    before = _resident_bytes()
+    before = resident_bytes()
     work(*arguments)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
     with open("/proc/self/statm") as numbers:
         return int(numbers.read().split()[1]) * resource.getpagesize()

@@ -25,7 +25,8 @@ def bucket_of(distance: int) -> int:
 
 @functools.lru_cache(maxsize=32)
 def _buckets(window: int, device: torch.device) -> Tensor:
-    return torch.tensor([bucket_of(distance) for distance in range(1, window + 1)], device=device)
+    with torch.inference_mode(False):  # kept for training too, whoever asks first
+        return torch.tensor([bucket_of(distance) for distance in range(1, window + 1)], device=device)
 
 
 class PositionBias(nn.Module):

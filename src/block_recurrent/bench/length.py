@@ -1,0 +1,103 @@
+"""`brt bench length`: what a token costs as documents and segments grow."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from block_recurrent.bench.harness import peak_bytes_of, resident_bytes
+from block_recurrent.presets import SIZES, preset
+
+SUMMARY = "cost per token and memory, as documents and segments grow"
+EXAMPLE = "brt bench length --size tiny --tokens 200000"
+NOTE = (
+    "scoring: one document read in order with its memory carried; the rate is the best over the reads in each stretch "
+    "up to that position, and resident_bytes is what the process has in use there. training: forward and backward of "
+    "one segment, best of the repeats; resident_bytes is the most that it has in use, in a process of its own."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--size", default="small", help=f"one of {', '.join(SIZES)} (small)")
+    parser.add_argument("--system", default="rec-fixed-skip", help="which system (rec-fixed-skip)")
+    parser.add_argument("--tokens", type=int, default=1_000_000, help="length of the document that is scored (1000000)")
+    parser.add_argument("--segment", type=int, default=32768, help="longest segment that is trained on (32768)")
+    parser.add_argument("--vocab-size", type=int, default=1001, help="V (1001)")
+    parser.add_argument("--repeats", type=int, default=3, help="for training: the best of so many (3)")
+
+
+def run(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of scoring by position, then rows of training by segment length."""
+    rows = list(_scoring(args))
+    segment = preset(args.system, args.size).segment
+    while segment <= args.segment:
+        for checkpointing in (False, True):
+            seconds, peak = _training(args, segment, checkpointing)
+            rows.append(
+                {
+                    "what": "training, activation checkpointing" if checkpointing else "training",
+                    "tokens": segment,
+                    "tokens_per_second": round(segment / seconds, 1),
+                    "resident_bytes": peak,
+                }
+            )
+        segment *= 2
+    return rows
+
+
+def _scoring(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    import torch
+
+    from block_recurrent.model.language_model import BlockRecurrentLM
+
+    torch.manual_seed(0)
+    config = preset(args.system, args.size, vocab_size=args.vocab_size)
+    model = BlockRecurrentLM(config).eval()
+    positions = [10_000 * 10**power // part for power in range(8) for part in (10, 5, 2)]
+    positions = [p for p in positions if 10_000 <= p < args.tokens] + [args.tokens]
+    memory, read, best = None, 0, float("inf")
+    tokens = torch.randint(0, config.vocab_size, (1, config.segment + 1))
+    with torch.inference_mode():
+        while positions:
+            begin = time.perf_counter()
+            loss = model.loss(tokens[:, :-1], tokens[:, 1:], memory)
+            best = min(best, time.perf_counter() - begin)
+            memory, read = loss.memory, read + config.segment
+            if read >= positions[0]:
+                rate = round(config.segment / best, 1)
+                yield {
+                    "what": "scoring",
+                    "tokens": positions.pop(0),
+                    "tokens_per_second": rate,
+                    "resident_bytes": resident_bytes(),
+                }
+                best = float("inf")
+
+
+def _training(args: argparse.Namespace, segment: int, checkpointing: bool) -> tuple[float, int]:
+    arguments = (args.system, args.size, args.vocab_size, segment, checkpointing)
+    step = _segment_step(*arguments)
+    step()
+    best = float("inf")
+    for _ in range(args.repeats):
+        begin = time.perf_counter()
+        step()
+        best = min(best, time.perf_counter() - begin)
+    return best, peak_bytes_of(_one_segment, *arguments)
+
+
+def _one_segment(*arguments: Any) -> None:
+    _segment_step(*arguments)()
+
+
+def _segment_step(system: str, size: str, vocab_size: int, segment: int, checkpointing: bool) -> Any:
+    from block_recurrent.bench.steptime import TrainingStep
+    from block_recurrent.run_config import TrainConfig
+    from block_recurrent.train.parallel import prepare_layers
+
+    config = preset(system, size, vocab_size=vocab_size, segment=segment, dropout=0.0, attention_dropout=0.0)
+    step = TrainingStep(config, lanes=1, with_optimizer=False)
+    prepare_layers(step.model, TrainConfig(checkpoint_activations=checkpointing))
+    return step
