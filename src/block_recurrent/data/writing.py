@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from block_recurrent.data.corpus import SPLITS, token_file
 
 SYNC_BYTES = 1 << 26
-BLOCK_TOKENS = 1 << 15
+BLOCK_TOKENS = 1 << 17
 
 
 class TokenWriter:
