@@ -43,6 +43,22 @@ COMMANDS = {
         "train on planted names, and measure recall by distance",
         "brt recall --system rec-fixed-skip --out build/recall",
     ),
+    "read": (
+        "read",
+        "read a text once, and keep its memory in a file",
+        "brt read runs/first book.txt --memory book.memory",
+    ),
+    "write": (
+        "write",
+        "write on from a memory or a prompt",
+        "brt write runs/first --memory book.memory --tokens 200 --temperature 0.8",
+    ),
+    "score": (
+        "score",
+        "how well a text is predicted from a memory",
+        "brt score runs/first --memory book.memory --text next.txt",
+    ),
+    "memory": ("memory", "look at memory files, compare them", "brt memory info book.memory"),
     "data": ("data", "prepare documents, look at them, check them", "brt data prepare books/ --out build/books"),
     "tokenizer": (
         "tokenizer",

@@ -1,0 +1,116 @@
+"""`brt write`: write on from a memory, a prompt, or nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from block_recurrent.cli.read import add_run_arguments, open_session
+from block_recurrent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from block_recurrent.generate.sampling import Sampling
+    from block_recurrent.generate.session import Session
+
+# Options of Sampling: flag -> (type, help).
+_SAMPLING: dict[str, tuple[type, str]] = {
+    "--temperature": (float, "divides the logits; 0 is greedy (default: 1)"),
+    "--top-k": (int, "only the k most likely tokens (default: all)"),
+    "--top-p": (float, "only the likeliest tokens that sum up to this probability (default: 1)"),
+    "--min-p": (float, "only tokens at least this times as likely as the likeliest (default: 0)"),
+    "--repetition-penalty": (float, "above 1 makes the last 512 tokens less likely (default: 1)"),
+    "--seed": (int, "same seed, same text (default: 0)"),
+    "--beams": (int, "beam search with so many beams instead of sampling"),
+    "--length-penalty": (float, "of beam search: above 0 favours longer texts (default: 1)"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_arguments(parser)
+    parser.add_argument("--memory", metavar="FILE", help="the memory to start from (default: nothing read)")
+    parser.add_argument("--prompt", metavar="TEXT", help="text to read first")
+    parser.add_argument("--prompt-file", metavar="FILE", help="UTF-8 file to read first, of any length")
+    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="tokens to write (default: 256)")
+    for flag, (kind, text) in _SAMPLING.items():
+        parser.add_argument(flag, type=kind, metavar=kind.__name__.upper(), help=text)
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text (repeatable)")
+    parser.add_argument("--go-on", action="store_true", help="never choose the document mark: write all --tokens")
+    parser.add_argument("--log-probs", metavar="FILE", help="write every token with its log-probability, as JSON lines")
+    parser.add_argument("--save", metavar="FILE", help="keep the memory after writing")
+    parser.add_argument("--interactive", action="store_true", help="type, and it continues; /help lists what there is")
+    parser.add_argument("--compile", action="store_true", help="torch.compile: a minute at the start, gains little")
+
+
+def run(args: argparse.Namespace) -> int:
+    from block_recurrent.generate.sampling import check_max_tokens
+
+    sampling = _sampling(args)
+    check_max_tokens(args.tokens)
+    _check_paths(args)
+    session = open_session(args, args.memory)
+    _read_prompt(session, args)
+    if args.interactive:
+        from block_recurrent.generate.interactive import Conversation
+
+        return Conversation(session, args.tokens, sampling).run()
+    if args.log_probs:
+        _write_with_log_probs(session, args, sampling)
+    else:
+        for piece in session.write(args.tokens, sampling):
+            print(piece, end="", flush=True)
+    print()
+    if args.save:
+        session.save(args.save)
+    return 0
+
+
+def _sampling(args: argparse.Namespace) -> Sampling:
+    from block_recurrent.generate.sampling import Sampling
+
+    options: dict[str, Any] = {
+        name: value for flag in _SAMPLING if (value := getattr(args, name := flag[2:].replace("-", "_"))) is not None
+    }
+    return Sampling.of(**options, stop=args.stop or (), end_at_mark=not args.go_on)
+
+
+def _check_paths(args: argparse.Namespace) -> None:
+    """Errors before the model is loaded, rather than after the text is written."""
+    if args.prompt == "":
+        raise ConfigError("the prompt is empty: leave --prompt out to write from the memory, or from nothing")
+    if args.prompt is not None and args.prompt_file:
+        raise ConfigError("--prompt and --prompt-file are both given: give one of them")
+    if args.log_probs and (args.interactive or (args.beams or 1) > 1):
+        raise ConfigError("--log-probs goes with neither --interactive nor --beams")
+    if args.log_probs and not Path(args.log_probs).absolute().parent.is_dir():
+        raise ConfigError(f"'{args.log_probs}' can't be written: its folder does not exist")
+    if args.save:
+        from block_recurrent.generate.session_file import check_target
+
+        check_target(Path(args.save))
+
+
+def _read_prompt(session: Session, args: argparse.Namespace) -> None:
+    if args.prompt:
+        session.read(args.prompt)
+    elif args.prompt_file:
+        from block_recurrent.generate.intake import read_text
+
+        for piece in read_text(args.prompt_file):
+            session.read(piece)
+
+
+def _write_with_log_probs(session: Session, args: argparse.Namespace, sampling: Sampling) -> None:
+    try:
+        with open(args.log_probs, "w", encoding="utf-8") as file:
+            for written in session.write_tokens(args.tokens, sampling):
+                file.write(json.dumps({"token": written.token, "log_prob": written.log_prob, "text": written.text}))
+                file.write("\n")
+                print(written.text, end="", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"'{args.log_probs}' can't be written: {error.strerror or error}") from None
+    sys.stdout.flush()
