@@ -47,12 +47,7 @@ class RecurrentCell(nn.Module):
 
     def view(self, state: Tensor, kept: KeptView | None = None) -> KeysAndValues:
         """Keys and values of a state; those that were kept, if the weights have not changed since."""
-        if (
-            kept is None
-            or kept.state is not state
-            or torch.is_grad_enabled()
-            or kept.weights != self._view_weights()
-        ):
+        if kept is None or kept.state is not state or torch.is_grad_enabled() or kept.weights != self._view_weights():
             return self._view(self._named(state))
         return KeysAndValues(kept.keys, kept.values)
 
