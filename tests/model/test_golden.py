@@ -14,7 +14,6 @@ from block_recurrent.model.oracle import bucket
 from block_recurrent.nn.position import bucket_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-SHARED = Path(__file__).parents[3] / "shared" / "golden"
 sys.path.insert(0, str(GOLDEN))
 import check  # noqa: E402
 
