@@ -165,14 +165,14 @@ def _cards(found: Comparison, numbers: dict[str, Any]) -> list[dict[str, str]]:
         {"label": f"B: {found.label_b}", "value": f"{_number(found.total_b)}", "note": "bits per token", "tone": "b"},
         {"label": "B − A, bits per token", "value": f"{difference['bits_per_token']:+.4f}", "note": within},
         {
-            "label": "names among A's top tokens",
+            "label": "proper names in A's top",
             "value": "-" if names["top_a"] is None else f"{100 * names['top_a']:.0f}%",
             "note": f"of all tokens: {100 * names['all_tokens']:.1f}%",
         },
         {
-            "label": "A's top tokens last said beyond the window",
+            "label": "A's top, beyond the window",
             "value": f"{100 * beyond / count:.0f}%",
-            "note": f"further back than {found.window} tokens",
+            "note": f"last said more than {found.window} tokens back",
         },
         {
             "label": "tokens",

@@ -21,6 +21,8 @@ NAMES = b"ABCDEFGHIJKLMNOPQRS"
 FILLER = b"tuvwxyz "
 ASK = ord("?")
 SPACE = ord(" ")
+LATE_SHARE = 0.3
+"""Of training documents: the name comes first after up to eight windows, instead of within one."""
 MARK = 256
 """The document mark of the byte tokenizer."""
 
@@ -86,7 +88,9 @@ class PlantedNames:
         targets = np.append(tokens[1:], MARK)
         asked, distance = np.zeros(length, np.bool_), np.zeros(length, np.int64)
         last = None
-        at = 1 + int(rng.integers(self.window))
+        # Sometimes the name comes late: a model that was told nothing must learn to say so, and not to guess.
+        late = rng.random() < LATE_SHARE
+        at = 1 + int(rng.integers(min(length // 2, 8 * self.window) if late else self.window))
         while at + 2 < length:
             tokens[at] = targets[at - 1] = ASK
             targets[at], asked[at] = name, True

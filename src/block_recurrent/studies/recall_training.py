@@ -42,7 +42,7 @@ class RecallTraining:
     """Weight of an asked name in the loss; noise has 1."""
     gap: float = 20.0
     """Tokens between questions, on average."""
-    say_again: float = 0.02
+    say_again: float = 0.05
     """Share of answers that are said, in half of the documents."""
     first: int = 0
     """Documents of the first stage are so long; 0: four windows, or one segment if that is longer."""

@@ -88,7 +88,7 @@ class Report {
   describe(token) {
     const { book, data } = this;
     const [a, b] = [book.a[token] * BITS_PER_UNIT, book.b[token] * BITS_PER_UNIT];
-    const [before, itself, after] = book.excerpt(token);
+    const [before, itself, after] = book.excerpt(token, 140, 60);
     const distance = book.distance[token];
     const where = whereOf(token, distance, data.window, data.segment);
     const row = (term, value) => [element("dt", { textContent: term }), element("dd", {}, value)];

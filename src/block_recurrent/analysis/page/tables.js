@@ -120,22 +120,33 @@ async function showLayer(inspection, layer) {
     return [element("figure", {}, element("figcaption", {}, element("strong", { textContent: title }), ` ${note}`), canvas), canvas];
   };
   const [gates, gatesCanvas] = figure("Gates", "how far open, by block");
-  const [change, changeCanvas] = figure("Change", "share of the state that a block replaced, and the state's length");
+  const [change, changeCanvas] = figure("Change", "share of the state that a block replaced");
+  const [length, lengthCanvas] = figure("Length", "of a state vector, on average");
   const [read, readCanvas] = figure("Read", "the tokens' attention on each state vector");
   const [written, writtenCanvas] = figure("Written", "how far each state vector moved");
   const blocks = layer.change.map((_, i) => i * layer.blocks_per_point);
   $("inspections").append(
     element("h3", { textContent: `${inspection.name}, layer ${layer.layer}` }),
     element("p", { className: "note", textContent: layer.note }),
-    element("div", { className: "pair" }, gates, change), element("div", { className: "pair" }, read, written),
+    element("div", { className: "three" }, gates, change, length), element("div", { className: "pair" }, read, written),
     element("p", { className: "note", textContent: layer.most_changed_note }), removalTable(layer));
+  const names = Object.keys(layer.gates);
+  if (names.length > 1) {
+    const keys = element("p", { className: "legend" });
+    legend(keys, names);
+    gates.querySelector("figcaption").append(keys);
+  } else gates.querySelector("figcaption").append(` (${names[0]})`);
   lineChart(gatesCanvas, {
     series: Object.entries(layer.gates).map(([label, y], i) => ({ label, x: blocks, y, color: SERIES_COLORS[i % 6] })),
     xLabel: "block", yLabel: "open", yFrom: 0, yTo: 1,
   });
   lineChart(changeCanvas, {
-    series: [{ label: "change", x: blocks, y: layer.change, color: "--a" }, { label: "mean length", x: blocks, y: layer.state_norm, color: "--c", dashed: true }],
-    xLabel: "block", yLabel: "change, length", yFrom: 0,
+    series: [{ label: "change", x: blocks, y: layer.change, color: "--b" }],
+    xLabel: "block", yLabel: "share replaced", yFrom: 0,
+  });
+  lineChart(lengthCanvas, {
+    series: [{ label: "length", x: blocks, y: layer.state_norm, color: "--c" }],
+    xLabel: "block", yLabel: "length", yFrom: 0,
   });
   for (const [canvas, packed] of [[readCanvas, layer.read], [writtenCanvas, layer.written]])
     heatMap(canvas, { values: await unpack(packed), columns: layer.columns, rows: layer.states, xLabel: "block", yLabel: "state vector", xTo: layer.blocks });
@@ -147,5 +158,6 @@ function removalTable(layer) {
   const signed = (x) => (x >= 0 ? "+" : "−") + Math.abs(x).toFixed(4);
   const rows = layer.removal.map((r) => element("tr", {}, ...[r.count, r.most_read.toFixed(4), signed(r.most_read - r.normal), r.least_read.toFixed(4), signed(r.least_read - r.normal)]
     .map((text) => element("td", { className: "num", textContent: String(text) }))));
-  return element("table", { className: "removal" }, element("thead", {}, element("tr", {}, ...head.map((text) => element("th", { textContent: text })))), element("tbody", {}, ...rows));
+  const titles = element("tr", {}, ...head.map((text) => element("th", { textContent: text })));
+  return element("div", { className: "removal" }, element("table", {}, element("thead", {}, titles), element("tbody", {}, ...rows)));
 }

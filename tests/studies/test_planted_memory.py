@@ -1,0 +1,150 @@
+"""The heart of the paper: a recurrent model recalls a name from far beyond its window, a sliding one can't.
+
+The short version trains for about a minute and asks at up to 640 tokens, over ten times layers x window. The full one
+asks at up to 2048.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from block_recurrent.cli.main import main
+from block_recurrent.studies.planted import AskedName, PlantedNames
+from block_recurrent.studies.recall import RecallSettings, make_documents, recall_study
+from block_recurrent.studies.recall_report import describe_recall, recall_chart
+from block_recurrent.studies.recall_training import RecallTraining
+
+SLIDING_REACH = 64  # slide-plus: 4 layers of window 16
+FAR = 128
+"""Beyond every window's reach, also of one that has just been read into a cleared state."""
+
+
+@dataclass(frozen=True)
+class Study:
+    found: dict[str, Any]
+    folder: Path
+    asked: dict[str, list[AskedName]]
+
+
+def run_study(folder: Path, settings: RecallSettings) -> Study:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = recall_study(settings, folder)
+    finally:
+        torch.set_num_threads(threads)
+    # The documents are the same each time they are made, so where they ask is known.
+    planted = make_documents(
+        PlantedNames(16, settings.names), folder / "again", settings.documents, settings.longest_asked
+    )
+    return Study(found, folder, planted.asked)
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    training = RecallTraining(steps=900, settle=100, longest=512)
+    return run_study(
+        tmp_path_factory.mktemp("recall"), RecallSettings(longest_asked=640, documents=12, training=training)
+    )
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return run_study(tmp_path_factory.mktemp("recall"), RecallSettings())
+
+
+def check_recall(study: Study, farthest: int) -> None:
+    """Under 1 bit of 4 at every distance; back to chance without the state, and for the sliding model."""
+    recurrent, sliding = study.found["systems"]
+    assert study.found["chance"] == 4.0
+    assert study.found["distances"][-1][1] == farthest >= 10 * 3 * 16
+    assert max(recurrent["normal"]) < 1.0, describe_recall(study.found)
+    for (low, _), cleared, slid in zip(study.found["distances"], recurrent["cleared"], sliding["normal"], strict=True):
+        if low > SLIDING_REACH:
+            assert slid > 3.9, describe_recall(study.found)
+        if low > FAR:
+            assert cleared > 3.5, describe_recall(study.found)
+
+
+def check_comparison(study: Study, out: Path) -> None:
+    """`brt compare` puts exactly the names asked for from beyond the sliding model's reach on top."""
+    expected = {
+        (name, token): distance
+        for name, asked in study.asked.items()
+        for token, distance in asked
+        if distance > SLIDING_REACH
+    }
+    runs = [str(study.folder / "rec-fixed-skip"), str(study.folder / "slide-plus")]
+    flags = ["--data", str(study.folder / "data"), "--out", str(out), "--top", str(len(expected)), "--no-png"]
+    assert main(["compare", *runs, *flags, "--no-inspect"]) == 0
+    report = json.loads((out / "report.json").read_text())
+    assert {(top["document"], top["index"]): top["distance"] for top in report["top_a"]} == expected
+    assert report["proper_names"]["top_a"] == 1.0
+    assert report["where"]["top_a"]["beyond"] == len(expected), "the segment is 64 tokens"
+
+
+def test_recall_beyond_the_window(short: Study) -> None:
+    check_recall(short, farthest=640)
+
+
+def test_compare_finds_the_planted_names(short: Study, tmp_path: Path) -> None:
+    check_comparison(short, tmp_path / "report")
+
+
+def test_clearing_finds_them_too(short: Study, tmp_path: Path) -> None:
+    """All names that only the carried state can know are where clearing hurts most."""
+    runs = [str(short.folder / "rec-fixed-skip"), "--clear-state"]
+    flags = ["--data", str(short.folder / "data"), "--out", str(tmp_path), "--no-png", "--top", "24"]
+    assert main(["compare", *runs, *flags, "--no-inspect"]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    asked = {(name, token): distance for name, places in short.asked.items() for token, distance in places}
+    for top in report["top_a"]:
+        assert asked[top["document"], top["index"]] == top["distance"] > SLIDING_REACH
+
+
+def test_the_chart_shows_every_system(short: Study) -> None:
+    labels = [series.label for series in recall_chart(short.found).series]
+    assert labels == ["rec-fixed-skip", "rec-fixed-skip, state cleared", "slide-plus"]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A few updates on another system: everything is written, whatever was learned."""
+    flags = ["--steps", "4", "--distance", "64", "--documents", "2", "--names", "19", "--against", "xl"]
+    assert main(["recall", "--system", "feedback-lstm-single", "--out", str(tmp_path), *flags]) == 0
+    printed = capsys.readouterr().out
+    assert "feedback-lstm-single, state cleared" in printed
+    assert "chance is 4.25" in printed
+    found = json.loads((tmp_path / "recall.json").read_text())
+    assert found["distances"] == [[17, 32], [33, 64]]
+    assert (tmp_path / "recall.html").is_file()
+    assert main(["eval", str(tmp_path / "xl"), "--data", str(tmp_path / "data")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--system", "rec-fixed-skp"], "did you mean 'rec-fixed-skip'"),
+        (["--names", "99"], "must be 2 to 19"),
+        (["--distance", "16"], "must be more than the window"),
+        (["--steps", "0"], "must be at least 1"),
+    ],
+)
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
+    assert main(["recall", "--out", str(tmp_path / "out"), *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_recall_at_two_thousand_tokens(full: Study) -> None:
+    check_recall(full, farthest=2048)
+
+
+@pytest.mark.slow
+def test_compare_finds_the_planted_names_at_all_distances(full: Study, tmp_path: Path) -> None:
+    check_comparison(full, tmp_path / "report")
