@@ -46,19 +46,6 @@ def run_study(folder: Path, settings: RecallSettings) -> Study:
     return Study(found, folder, planted.asked)
 
 
-@pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    training = RecallTraining(steps=900, settle=100, longest=512)
-    return run_study(
-        tmp_path_factory.mktemp("recall"), RecallSettings(longest_asked=640, documents=12, training=training)
-    )
-
-
-@pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return run_study(tmp_path_factory.mktemp("recall"), RecallSettings())
-
-
 def check_recall(study: Study, farthest: int) -> None:
     """Under 1 bit of 4 at every distance; back to chance without the state, and for the sliding model."""
     recurrent, sliding = study.found["systems"]
@@ -89,28 +76,34 @@ def check_comparison(study: Study, out: Path) -> None:
     assert report["where"]["top_a"]["beyond"] == len(expected), "the segment is 64 tokens"
 
 
-def test_recall_beyond_the_window(short: Study) -> None:
-    check_recall(short, farthest=640)
-
-
-def test_compare_finds_the_planted_names(short: Study, tmp_path: Path) -> None:
-    check_comparison(short, tmp_path / "report")
-
-
-def test_clearing_finds_them_too(short: Study, tmp_path: Path) -> None:
-    """All names that only the carried state can know are where clearing hurts most."""
-    runs = [str(short.folder / "rec-fixed-skip"), "--clear-state"]
-    flags = ["--data", str(short.folder / "data"), "--out", str(tmp_path), "--no-png", "--top", "24"]
-    assert main(["compare", *runs, *flags, "--no-inspect"]) == 0
-    report = json.loads((tmp_path / "report.json").read_text())
-    asked = {(name, token): distance for name, places in short.asked.items() for token, distance in places}
+def check_clearing(study: Study, out: Path) -> None:
+    """Where clearing hurts most are names that only a carried state can know."""
+    flags = ["--clear-state", "--data", str(study.folder / "data"), "--out", str(out), "--no-png", "--top", "24"]
+    assert main(["compare", str(study.folder / "rec-fixed-skip"), *flags, "--no-inspect"]) == 0
+    report = json.loads((out / "report.json").read_text())
+    asked = {(name, token): distance for name, places in study.asked.items() for token, distance in places}
     for top in report["top_a"]:
         assert asked[top["document"], top["index"]] == top["distance"] > SLIDING_REACH
 
 
-def test_the_chart_shows_every_system(short: Study) -> None:
-    labels = [series.label for series in recall_chart(short.found).series]
+# One test each, not several with a common fixture: two workers would train two models.
+def test_recall_from_beyond_ten_times_the_reach(tmp_path: Path) -> None:
+    training = RecallTraining(steps=900, settle=100, longest=512)
+    settings = RecallSettings(longest_asked=640, documents=12, training=training)
+    study = run_study(tmp_path / "recall", settings)
+    check_recall(study, farthest=640)
+    check_comparison(study, tmp_path / "report")
+    check_clearing(study, tmp_path / "clearing")
+    labels = [series.label for series in recall_chart(study.found).series]
     assert labels == ["rec-fixed-skip", "rec-fixed-skip, state cleared", "slide-plus"]
+
+
+@pytest.mark.slow
+def test_recall_from_two_thousand_tokens(tmp_path: Path) -> None:
+    study = run_study(tmp_path / "recall", RecallSettings())
+    check_recall(study, farthest=2048)
+    check_comparison(study, tmp_path / "report")
+    check_clearing(study, tmp_path / "clearing")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,13 +131,3 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
     assert main(["recall", "--out", str(tmp_path / "out"), *flags]) == 2
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_recall_at_two_thousand_tokens(full: Study) -> None:
-    check_recall(full, farthest=2048)
-
-
-@pytest.mark.slow
-def test_compare_finds_the_planted_names_at_all_distances(full: Study, tmp_path: Path) -> None:
-    check_comparison(full, tmp_path / "report")
