@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from block_recurrent.config import ModelConfig
 from block_recurrent.model.blocks import BlockGrid
@@ -17,10 +18,19 @@ from block_recurrent.nn.norm import RMSNorm, unit_length
 
 
 class KeysAndValues(NamedTuple):
-    """What is shown to a query, (B, H, number, K): by a state of S vectors, or by the tokens of two blocks."""
+    """What tokens show to a query, (B, H, tokens, K)."""
 
     keys: Tensor
     values: Tensor
+
+
+class StateView(NamedTuple):
+    """What S state vectors show to whoever reads them, and what they ask, (B, H, S, K)."""
+
+    keys: Tensor
+    values: Tensor
+    self_queries: Tensor
+    token_queries: Tensor
 
 
 class RecurrentCell(nn.Module):
@@ -45,32 +55,45 @@ class RecurrentCell(nn.Module):
         """The learned initial state of a document, (B, S, D)."""
         return self.initial_state.expand(lanes, -1, -1)
 
-    def view(self, state: Tensor, kept: KeptView | None = None) -> KeysAndValues:
-        """Keys and values of a state; those that were kept, if the weights have not changed since."""
-        if kept is None or kept.state is not state or torch.is_grad_enabled() or kept.weights != self._view_weights():
-            return self._view(self._named(state))
-        return KeysAndValues(kept.keys, kept.values)
+    def view(self, state: Tensor, projection: Tensor | None = None) -> StateView:
+        """What a state shows and asks. `projection`: the weights of `_projection`, where the caller has them."""
+        H = self.num_heads
+        # The IDs come after the norm, so that states differ from each other whatever they hold (paper, section 3.2).
+        named = self.norm(state) + self.state_ids
+        heads = split_heads(F.linear(named, self._projection() if projection is None else projection), 4 * H)
+        to_normalise, values = heads.split([3 * H, H], dim=1)
+        scales = torch.cat([torch.ones_like(self.self_scale), self.self_scale.abs(), self.token_scale.abs()])
+        keys, self_queries, token_queries = unit_length(to_normalise, scales).split(H, dim=1)
+        return StateView(keys, values, self_queries, token_queries)
 
-    def keep(self, view: KeysAndValues, state: Tensor) -> KeptView | None:
+    def kept_view(self, kept: KeptView | None, state: Tensor) -> StateView | None:
+        """The view that was kept from an earlier call, if it is this state's and the weights have not changed since."""
+        if kept is None or kept.state is not state or torch.is_grad_enabled() or kept.weights != self._view_weights():
+            return None
+        return StateView(*kept.view)
+
+    def keep(self, view: StateView, state: Tensor) -> KeptView | None:
         """A state's view, for the next call; none in training, where weights and graphs change."""
-        return None if torch.is_grad_enabled() else KeptView(*view, state, self._view_weights())
+        return None if torch.is_grad_enabled() else KeptView(view, state, self._view_weights())
 
     def scan(
-        self, state: Tensor, first: KeysAndValues, tokens: KeysAndValues, grid: BlockGrid
-    ) -> tuple[list[KeysAndValues], Tensor]:
+        self, state: Tensor, tokens: KeysAndValues, grid: BlockGrid, first: StateView | None
+    ) -> tuple[list[StateView], Tensor]:
         """Run over the blocks of a call: the one sequential part of the model.
 
-        `first` is the view of `state`; `tokens` the tokens' keys and values, (B, H, C + N, K), cached ones first.
-        Returns the view at the start of each of the T blocks, and the state after the blocks each lane completed.
+        `tokens`: the tokens' keys and values, (B, H, C + N, K), cached ones first; `first`: the view of `state`, where
+        it is known. Returns the view at the start of each of the T blocks, and the state after the blocks that each
+        lane completed.
         """
+        projection = self._projection() if first is None or grid.most_completed else None
         blocks = [self._blocks_of(x, grid) for x in tokens] if grid.most_completed else []
-        states, views = [state], [first]
+        states, views = [state], [first or self.view(state, projection)]
         for block in range(grid.most_completed):
             two_blocks = KeysAndValues(*(torch.cat(x[block : block + 2], dim=2) for x in blocks))
-            state = self.update(self._attention(self._named(state), views[block], two_blocks), state)
+            state = self.update(self._attention(views[block], two_blocks), state)
             states.append(state)
             if block + 1 < grid.num_blocks:
-                views.append(self.view(state))
+                views.append(self.view(state, projection))
         if len(set(grid.completed)) == 1:
             return views, states[grid.completed[0]]
         return views, torch.stack([states[count][lane] for lane, count in enumerate(grid.completed)])
@@ -80,25 +103,22 @@ class RecurrentCell(nn.Module):
         # Unbound at once: a slice per block would have the backward pass fill and add the whole buffer for each block.
         return grid.keys_of_completed(x, blocks_before=1).unflatten(2, (-1, grid.window)).unbind(2)
 
+    def _projection(self) -> Tensor:
+        """The four maps of a state, which are separate parameters (SPEC section 8), as one: one product a block."""
+        maps = (self.to_keys, self.to_self_queries, self.to_token_queries, self.to_values)
+        return torch.cat([map.weight for map in maps])
+
     def _view_weights(self) -> tuple[tuple[int, int], ...]:
         """What a view depends on beside the state: torch counts the changes of every tensor."""
-        weights = (self.norm.weight, self.state_ids, self.to_keys.weight, self.to_values.weight)
+        maps = (self.to_keys, self.to_self_queries, self.to_token_queries, self.to_values)
+        weights = [self.norm.weight, self.state_ids, self.self_scale, self.token_scale, *(map.weight for map in maps)]
         return tuple((id(weight), 0 if weight.is_inference() else weight._version) for weight in weights)
 
-    def _named(self, state: Tensor) -> Tensor:
-        # The IDs come after the norm, so that states differ from each other whatever they hold (paper, section 3.2).
-        return self.norm(state) + self.state_ids
-
-    def _view(self, named: Tensor) -> KeysAndValues:
-        keys = unit_length(split_heads(self.to_keys(named), self.num_heads))
-        return KeysAndValues(keys, split_heads(self.to_values(named), self.num_heads))
-
-    def _attention(self, named: Tensor, own: KeysAndValues, tokens: KeysAndValues) -> Tensor:
+    @staticmethod
+    def _attention(own: StateView, tokens: KeysAndValues) -> Tensor:
         """Self-attention of the states beside cross-attention to the tokens of two blocks: (B, S, 2*H*K)."""
-        to_self = unit_length(split_heads(self.to_self_queries(named), self.num_heads), self.self_scale.abs())
-        to_tokens = unit_length(split_heads(self.to_token_queries(named), self.num_heads), self.token_scale.abs())
-        by_self = attend(to_self, own.keys, own.values)
-        by_tokens = attend(to_tokens, tokens.keys, tokens.values)
+        by_self = attend(own.self_queries, own.keys, own.values)
+        by_tokens = attend(own.token_queries, tokens.keys, tokens.values)
         return merge_heads(torch.cat([by_self, by_tokens], dim=1))
 
 

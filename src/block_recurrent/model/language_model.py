@@ -21,7 +21,7 @@ from block_recurrent.config import ModelConfig
 from block_recurrent.errors import MemoryMismatchError
 from block_recurrent.model import checks
 from block_recurrent.model.blocks import BlockGrid, slice_lanes
-from block_recurrent.model.cell import KeysAndValues, RecurrentCell
+from block_recurrent.model.cell import RecurrentCell, StateView
 from block_recurrent.model.layers import Layer
 from block_recurrent.model.loss import cross_entropy
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
@@ -112,9 +112,12 @@ class BlockRecurrentLM(nn.Module):
             offsets = tuple((p + n) % grid.window for p, n in zip(offsets, lengths, strict=True))
         return hidden, memories
 
-    def _feedback_views(self, memories: tuple[LayerMemory, ...]) -> list[KeysAndValues]:
+    def _feedback_views(self, memories: tuple[LayerMemory, ...]) -> list[StateView]:
         """What each layer reads in block feedback: a recurrent layer its own state, the others the highest one."""
-        own = {index: cell.view(state, memories[index].view) for index, cell, state in self._cells(memories)}
+        own = {
+            index: cell.kept_view(memories[index].view, state) or cell.view(state)
+            for index, cell, state in self._cells(memories)
+        }
         highest = own[max(own)]
         return [own.get(index, highest) for index in range(len(memories))]
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from block_recurrent.config import ModelConfig
 from block_recurrent.model.blocks import BlockGrid
-from block_recurrent.model.cell import KeysAndValues, RecurrentCell
+from block_recurrent.model.cell import KeysAndValues, RecurrentCell, StateView
 from block_recurrent.model.memory import LayerMemory
 from block_recurrent.model.recall import Recall
 from block_recurrent.model.tape import extend
@@ -43,7 +43,7 @@ class Layer(nn.Module):
         self.mlp = MLP(D, config.mlp_dim)
 
     def forward(
-        self, x: Tensor, memory: LayerMemory, grid: BlockGrid, view: KeysAndValues | None = None
+        self, x: Tensor, memory: LayerMemory, grid: BlockGrid, view: StateView | None = None
     ) -> tuple[Tensor, LayerMemory]:
         """x (B, N, D) -> x, and what the layer remembers next. `view`: the state to read in block feedback."""
         h = self._dropout(self.attention_norm(x))
@@ -61,8 +61,8 @@ class Layer(nn.Module):
             attention, recall = self._recall(attention, q, keys, values, recall, grid)
         if self.cell is not None:
             assert state is not None
-            first = self.cell.view(state, memory.view) if view is None else view
-            views, state = self.cell.scan(state, first, KeysAndValues(keys, values), grid)
+            first = view or self.cell.kept_view(memory.view, state)
+            views, state = self.cell.scan(state, KeysAndValues(keys, values), grid, first)
             attention = torch.cat([attention, self._read_states(h, views, grid)], dim=1)
             kept = self.cell.keep(views[-1], state) if grid.all_in_last_block else None
         elif view is not None:
@@ -72,14 +72,15 @@ class Layer(nn.Module):
         newest_keys, newest_values = (grid.newest(buffer, cached) for buffer in (keys, values))
         return x, LayerMemory(newest_keys, newest_values, state, recall, place if grid.all_full else None, kept)
 
-    def _read_states(self, h: Tensor, views: list[KeysAndValues], grid: BlockGrid) -> Tensor:
+    def _read_states(self, h: Tensor, views: list[StateView], grid: BlockGrid) -> Tensor:
         """Each token over the state as it was at the start of its block, one view per block: (B, H, N, K)."""
         assert self.to_state_queries is not None
         assert self.state_scale is not None
         q = unit_length(self._heads(self.to_state_queries, h), self.state_scale.abs())
         if len(views) == 1:
-            return attend(q, *views[0], self._attention_dropout)
-        keys, values = (torch.stack(x, dim=2) for x in zip(*views, strict=True))  # (B, H, T, S, K)
+            return attend(q, views[0].keys, views[0].values, self._attention_dropout)
+        keys = torch.stack([view.keys for view in views], dim=2)  # (B, H, T, S, K)
+        values = torch.stack([view.values for view in views], dim=2)
         return grid.out_of_blocks(attend(grid.into_blocks(q), keys, values, self._attention_dropout))
 
     def _recall(

@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 
 
 class KeptView(NamedTuple):
-    """Keys and values that a state shows, (B, H, S, K), and what they were made from."""
+    """A cell's view of a state, (B, H, S, K) each, and what it was made from."""
 
-    keys: Tensor
-    values: Tensor
+    view: tuple[Tensor, ...]
     state: Tensor
     """The very state: somebody may put another one into a memory."""
     weights: tuple[tuple[int, int], ...]
@@ -58,7 +57,7 @@ class LayerMemory:
         state = None if self.state is None else change(self.state)
         view = None
         if self.view is not None and self.view.state is self.state and state is not None:
-            view = KeptView(change(self.view.keys), change(self.view.values), state, self.view.weights)
+            view = KeptView(tuple(map(change, self.view.view)), state, self.view.weights)
         recall = None if self.recall is None else change_recall(self.recall)
         return LayerMemory(change(self.keys), change(self.values), state, recall, view=view)
 
