@@ -8,20 +8,24 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from block_recurrent.hub.registration import register_with_transformers
+
 __version__ = "0.1.0"
 
 _HOMES = {
     "BlockRecurrentLM": "model.language_model",
     "DocumentMemory": "model.memory",
     "ModelConfig": "config",
+    "Session": "generate.session",
     "from_meliad": "model.meliad",
     "preset": "presets",
 }
 
-__all__ = ["BlockRecurrentLM", "DocumentMemory", "ModelConfig", "__version__", "from_meliad", "preset"]
+__all__ = ["BlockRecurrentLM", "DocumentMemory", "ModelConfig", "Session", "__version__", "from_meliad", "preset"]
 
 if TYPE_CHECKING:
     from block_recurrent.config import ModelConfig
+    from block_recurrent.generate.session import Session
     from block_recurrent.model.language_model import BlockRecurrentLM
     from block_recurrent.model.meliad import from_meliad
     from block_recurrent.model.memory import DocumentMemory
@@ -36,3 +40,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+register_with_transformers()

@@ -1,27 +1,45 @@
-"""`brt export`: the weights of a run as one safetensors file."""
+"""`brt export`: a run as a Hugging Face folder, or its weights as one safetensors file."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from block_recurrent.errors import CheckpointError
+from block_recurrent.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from block_recurrent.checkpoint import LoadedRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="a run's folder, or one of its checkpoints")
-    parser.add_argument("--out", required=True, metavar="FILE", help="the file to write, such as model.safetensors")
+    parser.add_argument(
+        "folder", nargs="?", metavar="DIR", help="a new folder for AutoModelForCausalLM.from_pretrained (extra 'hf')"
+    )
+    parser.add_argument("--out", metavar="FILE", help="instead: one file of weights, such as model.safetensors")
     parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder (default: last)")
 
 
 def run(args: argparse.Namespace) -> int:
+    if bool(args.folder) == bool(args.out):
+        raise ConfigError("say where to: a folder for Hugging Face, or --out FILE for the weights alone")
+    try:
+        loaded = _export(args)
+    except OSError as error:
+        raise CheckpointError(f"'{args.folder or args.out}' can't be written: {error.strerror or error}") from None
+    for note in loaded.notes:
+        print(f"brt: note: {note}", file=sys.stderr)
+    print(f"step {loaded.checkpoint.step} of '{args.run}' is in '{args.folder or args.out}'")
+    return 0
+
+
+def _export(args: argparse.Namespace) -> LoadedRun:
+    if args.folder:
+        from block_recurrent.hub.export import export_folder
+
+        return export_folder(args.run, Path(args.folder), args.checkpoint)
     from block_recurrent.checkpoint import export
 
-    try:
-        loaded = export(args.run, Path(args.out), args.checkpoint)
-    except OSError as error:
-        raise CheckpointError(f"'{args.out}' can't be written: {error.strerror or error}") from None
-    for note in loaded.notes:
-        print(f"warning: {note}")
-    print(f"step {loaded.checkpoint.step} of '{args.run}' is in '{args.out}'")
-    return 0
+    return export(args.run, Path(args.out), args.checkpoint)

@@ -22,7 +22,7 @@ COMMANDS = {
         "train a model, or go on training it",
         "brt train --system rec-fixed-skip --size tiny --data build/books --out runs/first",
     ),
-    "export": ("export", "write a run's weights as one file", "brt export runs/first --out model.safetensors"),
+    "export": ("export", "write a run as a Hugging Face folder, or as one file", "brt export runs/first hf/first"),
     "eval": (
         "eval",
         "bits per token, bits per byte and word-level perplexity of a run",

@@ -1,0 +1,78 @@
+"""`brt export`: a folder that `AutoModelForCausalLM.from_pretrained` loads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from block_recurrent.checkpoint import LoadedRun, load_run
+from block_recurrent.errors import CheckpointError, MissingExtraError
+
+STUB = "block_recurrent_hf.py"
+# What `trust_remote_code=True` runs. It holds no model: that is the package's, in the version that is installed.
+STUB_CODE = '''"""This model's code is the Python package block-recurrent; this file only points to it."""
+
+try:
+    from block_recurrent.hub.configuration import BlockRecurrentConfig
+    from block_recurrent.hub.modeling import BlockRecurrentForCausalLM
+    from block_recurrent.hub.tokenization import BlockRecurrentTokenizer
+except ImportError as error:
+    raise ImportError(
+        "this model needs the package block-recurrent, which is not installed (or too old): "
+        "pip install 'block-recurrent[hf]'"
+    ) from error
+
+__all__ = ["BlockRecurrentConfig", "BlockRecurrentForCausalLM", "BlockRecurrentTokenizer"]
+'''
+
+
+def export_folder(run: str | Path, out: Path, checkpoint: str = "last") -> LoadedRun:
+    """Write model, tokenizer and the stub, aside first: the folder is whole or not there."""
+    try:
+        from block_recurrent.hub.modeling import BlockRecurrentForCausalLM
+    except ImportError:
+        raise MissingExtraError("brt export to a Hugging Face folder", "hf") from None
+    if out.exists():
+        raise CheckpointError(f"'{out}' exists: choose another folder, or remove it")
+    loaded = load_run(run, checkpoint)
+    aside = out.with_name(f".{out.name}.part")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        _write(loaded, aside, BlockRecurrentForCausalLM)
+        aside.rename(out)
+    except OSError as error:
+        raise CheckpointError(f"'{out}' can't be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return loaded
+
+
+def _write(loaded: LoadedRun, folder: Path, model_class: type) -> None:
+    from block_recurrent.hub.configuration import BlockRecurrentConfig
+    from block_recurrent.hub.tokenization import VOCABULARY, BlockRecurrentTokenizer
+
+    module = STUB.removesuffix(".py")
+    config = BlockRecurrentConfig(**loaded.model.config.to_dict())
+    config.auto_map = {
+        "AutoConfig": f"{module}.BlockRecurrentConfig",
+        "AutoModelForCausalLM": f"{module}.BlockRecurrentForCausalLM",
+    }
+    model = model_class(config)
+    model.model.load_state_dict(loaded.model.state_dict())
+    model.save_pretrained(folder)
+    vocabulary = None
+    if loaded.tokenizer.model is not None:
+        vocabulary = folder / VOCABULARY
+        vocabulary.write_bytes(loaded.tokenizer.model)
+    kind = "bytes" if vocabulary is None else "sentencepiece"
+    tokenizer = BlockRecurrentTokenizer(str(vocabulary) if vocabulary else None, kind=kind)
+    tokenizer.save_pretrained(folder)
+    _add_auto_map(folder / "tokenizer_config.json", {"AutoTokenizer": [f"{module}.BlockRecurrentTokenizer", None]})
+    (folder / STUB).write_text(STUB_CODE, encoding="utf-8")
+
+
+def _add_auto_map(path: Path, auto_map: dict[str, list[str | None]]) -> None:
+    values = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(values | {"auto_map": auto_map}, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,177 @@
+"""The model as transformers knows models: `generate`, beam search, pipelines.
+
+The document mark is bos, eos and pad. As an input it starts a document, whatever the memory held before; so padding
+with marks can do no harm, and a row that has ended and is fed marks disturbs nobody.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from block_recurrent.errors import InputError
+from block_recurrent.hub.cache import BlockRecurrentCache
+from block_recurrent.hub.configuration import BlockRecurrentConfig
+from block_recurrent.hub.rows import Rows
+from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.model.memory import DocumentMemory
+
+TOKENS_AT_ONCE = 2048
+"""Tokens of one call of the model, or one segment if that is more: a prompt of any length needs bounded memory."""
+
+
+class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
+    """`BlockRecurrentLM` with transformers' interface. `past_key_values` is a `BlockRecurrentCache`."""
+
+    config_class = BlockRecurrentConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    _is_stateful = True
+    _no_split_modules = ["Layer"]  # noqa: RUF012 (transformers wants a list)
+
+    def __init__(self, config: BlockRecurrentConfig) -> None:
+        super().__init__(config)
+        self.model = BlockRecurrentLM(config.model_config())
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: BlockRecurrentCache | DocumentMemory | None = None,
+        labels: Tensor | None = None,
+        logits_to_keep: int = 0,
+        use_cache: bool | None = None,
+        return_dict: bool | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """As any causal model of transformers. Padding is taken out by the mask; logits there are zeros."""
+        if input_ids is None or inputs_embeds is not None:
+            raise InputError("give input_ids: this model takes no inputs_embeds")
+        if output_attentions or output_hidden_states:
+            raise InputError("output_attentions and output_hidden_states are not supported; 'brt inspect' looks inside")
+        if not isinstance(logits_to_keep, int):
+            raise InputError("logits_to_keep must be a whole number: how many of the last logits are wanted, 0 for all")
+        memory = _memory_of(past_key_values, len(input_ids))
+        rows = Rows.of(input_ids, attention_mask)
+        keep = logits_to_keep if labels is None else 0
+        hidden, memory = self._read(rows, input_ids, memory, keep)
+        logits = hidden @ self.model.embedding.weight.T
+        loss = None if labels is None else _loss(logits, labels)
+        cache = None if use_cache is False else BlockRecurrentCache(memory)
+        values: dict[str, Any] = {"loss": loss, "logits": logits, "past_key_values": cache}
+        output = CausalLMOutputWithPast(**values)
+        return output.to_tuple() if return_dict is False else output
+
+    @torch.no_grad()
+    def read(
+        self, input_ids: Tensor, memory: BlockRecurrentCache | DocumentMemory | None = None
+    ) -> BlockRecurrentCache:
+        """Read on, without logits: give every token but the last, which `generate` gets."""
+        outputs = self(input_ids, past_key_values=memory, logits_to_keep=1)
+        return outputs.past_key_values
+
+    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """transformers' own, from a carried memory too: `generate(new_ids, past_key_values=memory)`."""
+        memory = kwargs.get("past_key_values")
+        if memory is not None:
+            given = inputs if inputs is not None else kwargs.get("input_ids")
+            if given is None or given.shape[-1] == 0:
+                raise InputError(
+                    "give at least the last token of the text, which the memory has not read, as input_ids"
+                )
+            _refuse_mark_after(_memory_of(memory, len(given)), Rows.of(given, kwargs.get("attention_mask")), self._mark)
+            if isinstance(memory, DocumentMemory):
+                kwargs["past_key_values"] = BlockRecurrentCache(memory)
+        return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
+
+    def _read(
+        self, rows: Rows, input_ids: Tensor, memory: DocumentMemory | None, keep: int
+    ) -> tuple[Tensor, DocumentMemory]:
+        """Hidden vectors of the last `keep` columns of the input (0: of all), and the memory after it."""
+        lanes, width = input_ids.shape
+        if width > 1:
+            _refuse_mark_after(memory, rows, self._mark)
+        if keep == 1:
+            if any(first + length < width for first, length in zip(rows.first, rows.lengths, strict=True)):
+                raise InputError("padding is on the right of a text that is to be continued: pad on the left")
+            rows = rows.from_last_mark(self._mark)
+        kept_from = width - keep if keep else 0
+        hidden = self.model.embedding.weight.new_zeros(lanes, width - kept_from, self.config.d_model)
+        config = self.model.config
+        size = max(config.segment, TOKENS_AT_ONCE // config.window * config.window)
+        for start, end, starts in rows.calls(self._mark, size):
+            counts = [min(max(length - start, 0), end - start) for length in rows.lengths]
+            lengths = None if min(counts) == end - start else torch.tensor(counts)
+            x, memory = self.model.hidden(rows.tokens[:, start:end], memory, starts, lengths)
+            if x.shape == hidden.shape:
+                return x, memory
+            for lane, count in enumerate(counts):
+                column = rows.first[lane] + start
+                skipped = max(kept_from - column, 0)
+                if count > skipped:
+                    place = slice(column + skipped - kept_from, column + count - kept_from)
+                    hidden[lane, place] = x[lane, skipped:count]
+        assert memory is not None
+        return hidden, memory
+
+    @property
+    def _mark(self) -> int:
+        return self.config.vocab_size - 1
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embedding
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: `BlockRecurrentLM` is made with its initial values."""
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    @staticmethod
+    def _reorder_cache(past_key_values: BlockRecurrentCache, beam_idx: Tensor) -> BlockRecurrentCache:
+        return past_key_values.select(beam_idx)
+
+    def _expand_inputs_for_generation(self, expand_size: int = 1, *args: Any, **kwargs: Any) -> Any:
+        """With beams or several samples, a carried memory is repeated as the inputs are."""
+        cache = kwargs.get("past_key_values")
+        if cache is not None and expand_size > 1:
+            kwargs["past_key_values"] = cache.repeat(expand_size)
+        return super()._expand_inputs_for_generation(expand_size, *args, **kwargs)  # type: ignore[misc]
+
+
+def _memory_of(cache: BlockRecurrentCache | DocumentMemory | None, lanes: int) -> DocumentMemory | None:
+    if cache is None:
+        return None
+    if not isinstance(cache, (BlockRecurrentCache, DocumentMemory)):
+        raise InputError(
+            f"past_key_values is a {type(cache).__name__}: this model has a BlockRecurrentCache, as its outputs give it"
+        )
+    memory = cache if isinstance(cache, DocumentMemory) else cache.memory
+    # One book, several continuations.
+    return memory.select([0] * lanes) if memory.lanes == 1 and lanes > 1 else memory
+
+
+def _refuse_mark_after(memory: DocumentMemory | None, rows: Rows, mark: int) -> None:
+    """A mark would make the model forget what it has read; who gives a memory does not mean that."""
+    if memory is None:
+        return
+    for lane, (count, length) in enumerate(zip(memory.tokens_read.tolist(), rows.lengths, strict=True)):
+        if count and length and int(rows.tokens[lane, 0]) == mark:
+            raise InputError(
+                f"a memory that has read {count} tokens was given, and input_ids begins with the document mark {mark}, "
+                "which starts a new document: leave the mark out (add_special_tokens=False), or the memory"
+            )
+
+
+def _loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of the next tokens; labels of -100 don't count. Shifted here, as transformers does."""
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)
