@@ -41,7 +41,7 @@ def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
     """What only changes how long it takes."""
     parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder (default: last)")
     parser.add_argument("--lanes", type=int, default=8, help="documents read side by side (default: 8)")
-    parser.add_argument("--chunk", type=int, help="tokens of one call per lane (default: the run's segment)")
+    parser.add_argument("--chunk", type=int, help="tokens of one call per lane (default: the segment, or more)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default: auto)")
 
 

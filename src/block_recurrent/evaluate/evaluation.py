@@ -29,7 +29,7 @@ class EvalSettings:
 
     lanes: int = DEFAULT_LANES
     chunk: int | None = None
-    """Tokens of a call per lane; None: the model's segment."""
+    """Tokens of a call per lane; None: whole segments, as many as suit."""
     per_token: Path | None = None
     """A file for the loss of every token."""
     words: str = "auto"

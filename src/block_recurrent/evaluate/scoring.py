@@ -23,6 +23,8 @@ from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 
 DEFAULT_LANES = 8
+TOKENS_AT_ONCE = 4096
+"""Of a call, over all lanes, where a segment is not more: small calls take longer to begin than to do."""
 
 
 class Piece(NamedTuple):
@@ -42,8 +44,10 @@ def score(
     chunk: int | None = None,
     edit: StateEdit | None = None,
 ) -> Iterator[Piece]:
-    """Score documents (arrays of tokens, without marks). chunk: tokens of a call per lane; None: the segment."""
-    chunk = model.config.segment if chunk is None else chunk
+    """Score documents (arrays of tokens, without marks). chunk: tokens of a call per lane; None: whole segments."""
+    if chunk is None:
+        segments = TOKENS_AT_ONCE // (model.config.segment * max(1, min(lanes, len(documents))))
+        chunk = model.config.segment * max(1, segments)
     for name, value in (("lanes", lanes), ("chunk", chunk)):
         if value < 1:
             raise ConfigError(f"--{name} is {value}: it must be at least 1")
