@@ -1,0 +1,71 @@
+"""Benchmarks run and say what they promise; how fast anything is, no test asserts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from block_recurrent.bench.contenders import FullAttentionStep, OurStep, Setting
+from block_recurrent.bench.harness import best_seconds, peak_bytes_of
+from block_recurrent.cli.main import main
+
+
+def rows_of(path: Path) -> list[dict]:
+    result = json.loads(path.read_text())
+    assert set(result) == {"rows", "machine", "versions", "command"}
+    assert result["versions"]["torch"]
+    return result["rows"]
+
+
+def test_steptime(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = "bench steptime --size micro --systems rec-fixed-skip --repeats 1 --vocab-size 50 --no-peak --json"
+    assert main([*command.split(), str(tmp_path / "x.json")]) == 0
+    (row,) = rows_of(tmp_path / "x.json")
+    assert row["system"] == "rec-fixed-skip"
+    assert row["paper"] == 0.99
+    assert row["seconds"] > 0
+    assert 0 < row["limit_share"] < 2
+    assert "limit_share" in capsys.readouterr().out
+
+
+def test_steptime_refuses_an_unknown_system(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "steptime", "--systems", "rec-fixed-skp"]) == 2
+    assert "did you mean 'rec-fixed-skip'?" in capsys.readouterr().err
+
+
+def test_length(tmp_path: Path) -> None:
+    command = "bench length --size micro --tokens 20000 --segment 128 --repeats 1 --vocab-size 50 --json"
+    assert main([*command.split(), str(tmp_path / "x.json")]) == 0
+    rows = rows_of(tmp_path / "x.json")
+    assert [row["tokens"] for row in rows if row["what"] == "scoring"] == [10_000, 20_000]
+    assert [row["tokens"] for row in rows if row["what"] == "training"] == [64, 128]
+
+
+@pytest.mark.parametrize("contender", [OurStep, FullAttentionStep])
+def test_contenders_learn(contender: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is a training step: the loss on the same tokens falls."""
+    for name, value in {"WIDTH": 32, "DEPTH": 6, "HEADS": 2, "HEAD_SIZE": 16}.items():
+        monkeypatch.setattr(f"block_recurrent.bench.contenders.{name}", value)
+    step = contender(Setting(window=16, segment=64))
+    first = step.loss().item()
+    for _ in range(10):
+        step()
+    assert step.loss().item() < first
+
+
+def test_candidates_take_turns() -> None:
+    calls: list[str] = []
+    best = best_seconds({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=3)
+    assert calls == ["a", "b"] * 3
+    assert set(best) == {"a", "b"}
+
+
+def _take(megabytes: int) -> None:
+    bytearray(megabytes * 2**20)[:: 2**12] = b"x" * (megabytes * 2**8)
+
+
+@pytest.mark.slow
+def test_peak_memory_is_that_of_the_work() -> None:
+    assert 180 * 2**20 < peak_bytes_of(_take, 200) < 260 * 2**20
