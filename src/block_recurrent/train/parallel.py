@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -109,9 +109,31 @@ def _shard(model: BlockRecurrentLM) -> None:
     for layer in model.layers:
         if isinstance(layer.cell, nn.Module):
             fully_shard(layer.cell, reshard_after_forward=False)
-            for method in ("fresh_state", "view", "scan"):
-                register_fsdp_forward_method(layer.cell, method)
+            _gather_for(layer.cell, "fresh_state", "view", "scan")
         fully_shard(layer, reshard_after_forward=not model.config.feedback)
+
+
+def _gather_for(cell: nn.Module, *methods: str) -> None:
+    """Let FSDP treat calls of these methods as it treats `forward`; a call inside of another is part of that one."""
+    under_way: list[str] = []
+
+    def entry(name: str, plain: Callable[..., Any], gathered: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(plain)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if under_way:
+                return plain(*args, **kwargs)
+            under_way.append(name)
+            try:
+                return gathered(*args, **kwargs)
+            finally:
+                under_way.pop()
+
+        return call
+
+    for name in methods:
+        plain = getattr(cell, name)
+        register_fsdp_forward_method(cell, name)
+        setattr(cell, name, entry(name, plain, getattr(cell, name)))
 
 
 @contextmanager

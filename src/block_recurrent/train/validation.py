@@ -34,8 +34,9 @@ class Validator:
     def __init__(self, corpus: Corpus, config: RunConfig, runtime: Runtime, module: nn.Module) -> None:
         self.corpus, self.config, self.runtime, self.module = corpus, config, runtime, module
         wanted = config.eval.lanes or min(config.train.lanes, len(corpus.documents(SPLIT)))
-        self.lanes = max(1, wanted // runtime.world) * runtime.world
-        step_tokens = self.lanes * config.model.segment
+        # Rounded up to the number of processes: lanes without a document rest.
+        self.lanes = -(-wanted // runtime.world) * runtime.world
+        step_tokens = wanted * config.model.segment
         self.steps = math.ceil(config.eval.tokens / step_tokens) if config.eval.tokens else None
 
     @torch.no_grad()

@@ -31,7 +31,8 @@ class GateWatch:
 
     def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(gate: nn.Module, args: tuple[Tensor, ...], _: Tensor) -> None:
-            if gate.training:
+            being_recomputed = torch._C._current_graph_task_id() != -1  # a backward pass is under way
+            if gate.training and not being_recomputed:
                 self._add(name, gate, args[0])
 
         return hook

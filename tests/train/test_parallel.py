@@ -1,0 +1,151 @@
+"""Two processes do what one does; what they save, one or two go on from."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from block_recurrent.checkpoint import export, load_run
+from block_recurrent.run_config import RunConfig
+from block_recurrent.train.loop import train
+
+from .conftest import FAMILIES, checkpoint_contents, read_metrics
+
+MANY_RUNS = Path(__file__).with_name("many_runs.py")
+STEPS = 20
+
+
+def torchrun(processes: int, jobs: list[dict[str, Any]], folder: Path) -> str:
+    """Run jobs one after the other in a group of processes; returns what they said."""
+    listed = folder / f"jobs-{processes}.json"
+    listed.write_text(json.dumps(jobs))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    done = subprocess.run(
+        [*launcher, str(MANY_RUNS), str(listed)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stderr
+
+
+def job(config: RunConfig, out: Path, **more: Any) -> dict[str, Any]:
+    return {"config": config.to_dict(), "out": str(out), **more}
+
+
+@pytest.fixture
+def plain(make_config: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
+    """Configurations of 20 steps on 8 lanes, without dropout."""
+
+    def make(system: str = "rec-fixed-skip", **settings: Any) -> RunConfig:
+        fixed = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "train.steps": STEPS, "train.lanes": 8}
+        return make_config(system, **fixed | {"train.save_every": 10, "eval.every": 10} | settings)
+
+    return make
+
+
+def furthest_apart(a: Path, b: Path) -> float:
+    ours, theirs = read_metrics(a), read_metrics(b)
+    assert [(x["split"], x["step"], x["tokens"]) for x in ours] == [
+        (x["split"], x["step"], x["tokens"]) for x in theirs
+    ]
+    return max(abs(x["bits_per_token"] - y["bits_per_token"]) for x, y in zip(ours, theirs, strict=True))
+
+
+# Near-equal keys can swap places under rounding: the memorizing model retrieves all that it has (SPEC section 7).
+ALL_OF_MEMORY = {"model.memory_size": 64, "model.memory_neighbors": 64}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *((system, ALL_OF_MEMORY if system == "memorizing" else {}) for system in FAMILIES),
+    ("rec-lstm-single", {"train.bptt": 2, "train.accumulate": 2, "train.clip": 0.3, "train.steps": 6}),
+    ("rec-fixed-dual", {"model.segment": 16, "train.accumulate": 2, "optimizer.name": "adamw", "train.steps": 6}),
+    (
+        "feedback-fixed-skip",
+        {"train.checkpoint_activations": True, "model.d_model": 128, "model.mlp_dim": 130, "train.steps": 6},
+    ),
+]
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_are_one(parallel: str, plain: Callable[..., RunConfig], tmp_path: Path) -> None:
+    """All families in one group; `train.lanes` is the total over processes."""
+    jobs = []
+    for number, (system, settings) in enumerate(CASES):
+        config = plain(system, **settings, **{"train.parallel": parallel})
+        jobs.append(job(config, tmp_path / f"two-{number}"))
+        train(config, tmp_path / f"one-{number}")
+    torchrun(2, jobs, tmp_path)
+    for number, case in enumerate(CASES):
+        assert furthest_apart(tmp_path / f"one-{number}", tmp_path / f"two-{number}") < 1e-4, case
+    single = load_run(tmp_path / "one-0").model.state_dict()
+    for name, x in load_run(tmp_path / "two-0").model.state_dict().items():
+        torch.testing.assert_close(x, single[name], rtol=1e-4, atol=1e-4)
+
+
+def test_other_numbers_of_processes_go_on(
+    plain: Callable[..., RunConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sharded checkpoints of two processes are gone on from by two and by one, and the other way round."""
+    whole = plain("memorizing", **ALL_OF_MEMORY, **{"train.parallel": "fsdp"})
+    half = whole.replace("train", steps=10)
+    train(whole, tmp_path / "reference")
+    train(half, tmp_path / "one-two")
+    starts = [job(half, tmp_path / name) for name in ("two-two", "two-one")]
+    torchrun(2, [*starts, job(whole, tmp_path / "two-two"), job(whole, tmp_path / "one-two")], tmp_path)
+    capsys.readouterr()
+    train(whole, tmp_path / "two-one")
+    assert "lanes are dealt anew to 1 processes" in capsys.readouterr().err
+    sharded = tmp_path / "two-two" / "checkpoints" / "step-00000020"
+    assert (sharded / "sharded").is_dir()
+    assert not (sharded / "model.safetensors").exists()
+    for name in ("two-two", "two-one", "one-two"):
+        ours, expected = (read_metrics(tmp_path / x, "train") for x in (name, "reference"))
+        assert [x["step"] for x in ours] == list(range(1, STEPS + 1))
+        gaps = [abs(x["bits_per_token"] - y["bits_per_token"]) for x, y in zip(ours, expected, strict=True)]
+        assert max(gaps) < 1e-4, name
+    loaded = export(tmp_path / "two-two", tmp_path / "model.safetensors")
+    from safetensors.torch import load_file
+
+    exported = load_file(tmp_path / "model.safetensors")
+    assert exported.keys() == loaded.model.state_dict().keys()
+    assert all(torch.equal(exported[name], x) for name, x in loaded.model.state_dict().items())
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_exact_resume_of_two(parallel: str, make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    """With dropout, stopped by a signal to one of the processes: bit for bit, on every process."""
+    config = make_config("rec-lstm-dual", **{"train.parallel": parallel, "eval.every": 0})
+    parts = [job(config, tmp_path / "parts", stop_at=6), job(config, tmp_path / "parts")]
+    said = torchrun(2, [job(config, tmp_path / "whole"), *parts], tmp_path)
+    assert "stopped after step 7" in said
+    assert read_metrics(tmp_path / "parts") == read_metrics(tmp_path / "whole")
+    ours, expected = (checkpoint_contents(tmp_path / name, 12) for name in ("parts", "whole"))
+    assert ours == expected
+    assert len([name for name in ours if name.startswith("memory-")]) == 2
+
+
+def test_errors_reach_every_process(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    config = make_config(**{"train.steps": 2, "eval.every": 0})
+    loud = make_config(
+        **{"schedule.kind": "constant", "schedule.learning_rate": 1e30, "schedule.warmup": 0, "eval.every": 0}
+    )
+    jobs = [
+        job(config, tmp_path / "run"),
+        job(config.replace("train", seed=5), tmp_path / "run", error="train.seed 0 -> 5"),
+        job(config.replace("train", lanes=3), tmp_path / "odd", error="it must be a multiple of processes"),
+        job(loud, tmp_path / "loud", error="step 2: the loss of lane 0 (and of 3 more) is"),
+        job(config.replace("train", steps=3), tmp_path / "run"),
+    ]
+    torchrun(2, jobs, tmp_path)
+    assert math.isfinite(read_metrics(tmp_path / "run")[-1]["bits_per_token"])

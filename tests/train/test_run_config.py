@@ -1,0 +1,169 @@
+"""Configurations of runs: where values come from, what is refused, and what is saved."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from block_recurrent.cli.main import main
+from block_recurrent.errors import ConfigError
+from block_recurrent.run_config import (
+    DataConfig,
+    EvalConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+    check_keys,
+    differences,
+    parse_setting,
+    resolve,
+)
+
+from .conftest import read_metrics
+
+BASE: dict[str, Any] = {"system": "rec-fixed-skip", "size": "40m"}
+
+
+def test_the_paper_is_the_default() -> None:
+    config = resolve(BASE, vocab_size=32_001)
+    assert (config.train.steps, config.train.lanes, config.model.segment) == (500_000, 32, 4096)
+    assert (config.schedule.kind, config.schedule.learning_rate, config.schedule.warmup) == ("inverse-sqrt", 1.0, 1000)
+    assert (config.optimizer.name, config.optimizer.momentum) == ("adafactor", 0.9)
+    assert resolve(BASE | {"system": "xl"}, 32_001).train.lanes == 256
+    cosine = resolve(BASE | {"schedule": {"kind": "cosine"}}, 32_001).schedule
+    assert (cosine.learning_rate, cosine.final_learning_rate, cosine.decay_steps) == (0.01, 0.001, 500_000)
+    given = resolve(
+        BASE | {"schedule": {"kind": "cosine", "learning_rate": 0.5}, "train": {"steps": 7}}, 32_001
+    ).schedule
+    assert (given.learning_rate, given.decay_steps) == (0.5, 7)
+
+
+def test_saved_and_read_again() -> None:
+    given = BASE | {"model": {"gate_bias": False, "recurrent_layers": [2, 3]}, "data": {"path": 'a "b"\\c é'}}
+    config = resolve(given, 257)
+    assert config.model.recurrent_layers == (2, 3)
+    assert RunConfig.from_dict(tomllib.loads(config.to_toml())) == config
+    assert differences(config, RunConfig.from_dict(tomllib.loads(config.to_toml()))) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"trian": {}}, r"unknown section 'trian' \(did you mean 'train'\?\)"),
+        ({"train": {"lans": 3}}, r"unknown key 'train\.lans' \(did you mean 'lanes'\?\)"),
+        ({"model": {"windw": 3}}, r"unknown key 'model\.windw' \(did you mean 'window'\?\)"),
+        ({"train": 3}, "'train' is 3: it is a section"),
+    ],
+)
+def test_unknown_names(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_keys(values)
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        (TrainConfig, {"lanes": 2.5}, r"train\.lanes is 2\.5: it must be a whole number"),
+        (TrainConfig, {"lanes": True}, r"train\.lanes is True: it must be a whole number"),
+        (TrainConfig, {"lanes": 0}, r"train\.lanes is 0: it must be at least 1"),
+        (TrainConfig, {"dtype": "float16"}, r"train\.dtype is 'float16': it must be one of auto, float32, bfloat16"),
+        (TrainConfig, {"clip": float("nan")}, r"train\.clip is nan: it must be a number"),
+        (OptimizerConfig, {"name": "adam"}, r"it must be one of adafactor, adamw \(did you mean 'adamw'\?\)"),
+        (OptimizerConfig, {"momentum": 1.0}, r"optimizer\.momentum is 1\.0: it must be from 0 up to"),
+        (OptimizerConfig, {"weight_decay": 0.1}, r"Adafactor has none here"),
+        (ScheduleConfig, {"kind": "cosine"}, r"schedule\.decay_steps is 0: it must be at least 1"),
+        (ScheduleConfig, {"warmup": "long"}, r"schedule\.warmup is 'long': it must be a whole number"),
+        (EvalConfig, {"every": -1}, r"eval\.every is -1: it must be at least 0"),
+        (DataConfig, {"path": 3}, r"data\.path is 3: it must be a text"),
+    ],
+)
+def test_rules(section: type, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        section(**values)
+
+
+def test_settings_of_the_command_line() -> None:
+    assert parse_setting("train.lanes=8") == {"train": {"lanes": 8}}
+    assert parse_setting("schedule.kind=cosine") == {"schedule": {"kind": "cosine"}}
+    assert parse_setting("model.recurrent_layers=[1, 2]") == {"model": {"recurrent_layers": [1, 2]}}
+    assert parse_setting("schedule.learning_rate=1e-3") == {"schedule": {"learning_rate": 1e-3}}
+    assert parse_setting("model.feedback=true") == {"model": {"feedback": True}}
+    for bad in ("lanes=8", "train.lanes", "train.=8", ".lanes=8"):
+        with pytest.raises(ConfigError, match=r"it must be section\.key=value"):
+            parse_setting(bad)
+
+
+def test_vocabulary_comes_from_the_data() -> None:
+    with pytest.raises(ConfigError, match=r"model\.vocab_size is 5, but the data has 257 pieces"):
+        resolve(BASE | {"model": {"vocab_size": 5}}, 257)
+
+
+def test_more_steps_matter_only_to_schedules_that_end() -> None:
+    longer = {"train": {"steps": 9}}
+    assert differences(resolve(BASE, 257), resolve(BASE | longer, 257)) == []
+    cosine = {"schedule": {"kind": "cosine"}}
+    assert differences(resolve(BASE | cosine, 257), resolve(BASE | cosine | longer, 257)) == [
+        "schedule.decay_steps 500000 -> 9"
+    ]
+
+
+def test_precedence(corpus: Path, tmp_path: Path) -> None:
+    """Default < preset < file < flags, in the config.toml that is saved."""
+    file = tmp_path / "my.toml"
+    file.write_text('size = "micro"\n[train]\nsteps = 2\nlanes = 2\nseed = 5\n[model]\nmlp_dim = 32\n')
+    out = tmp_path / "run"
+    command = ["train", "--system", "rec-fixed-skip", "--data", str(corpus), "--out", str(out), "--config", str(file)]
+    assert main([*command, "--lanes", "4", "--set", "train.clip=0.5", "--set", "eval.tokens=64"]) == 0
+    saved = RunConfig.from_dict(tomllib.loads((out / "config.toml").read_text()))
+    assert (saved.train.steps, saved.train.lanes, saved.train.seed, saved.train.clip) == (2, 4, 5, 0.5)
+    assert (saved.model.mlp_dim, saved.model.d_model, saved.optimizer.beta2) == (32, 48, 0.95)
+    assert len(read_metrics(out, "train")) == 2
+    again = ["train", "--config", str(out / "config.toml"), "--out", str(tmp_path / "again")]
+    assert main(again) == 0
+    assert read_metrics(tmp_path / "again") == read_metrics(out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--system is missing"),
+        (["--system", "rec-fixd-skip", "--size", "micro"], "there is no system 'rec-fixd-skip' (did you mean"),
+        (
+            ["--system", "xl", "--size", "micro", "--set", "train.lames=1"],
+            "unknown key 'train.lames' (did you mean 'lanes'?)",
+        ),
+        (["--system", "xl", "--size", "micro", "--set", "model.window=5"], "segment 16 is not a multiple of window 5"),
+        (["--system", "xl", "--size", "micro", "--config", "nowhere.toml"], "'nowhere.toml' can't be read"),
+        (["--system", "xl", "--size", "micro", "--device", "gpu"], "device is 'gpu'"),
+        (["--system", "xl", "--size", "micro", "--steps", "0"], "train.steps is 0: it must be at least 1"),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: list[str], message: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--data", str(corpus), "--out", str(tmp_path / "run"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_missing_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--system", "xl", "--size", "micro", "--out", str(tmp_path)]) == 2
+    assert "--data is missing" in capsys.readouterr().err
+    assert main(["train", "--system", "xl", "--size", "micro", "--data", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert "is not prepared data" in capsys.readouterr().err
+
+
+def test_dry_run(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--system", "rec-lstm-dual", "--size", "micro", "--data", str(corpus), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    for part in ("[schedule]", "recurrent cell", "estimated memory", "activations", "one step:", "nothing was written"):
+        assert part in out
+    assert not list(tmp_path.iterdir())
