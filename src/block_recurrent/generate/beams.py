@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from block_recurrent.generate.feed import next_logits
 from block_recurrent.generate.sampling import REMEMBERED_TOKENS, Sampling, penalized
 from block_recurrent.generate.session import Session
 from block_recurrent.generate.text_stream import TextStream
 from block_recurrent.generate.writer import LENGTH, MARK, STOP, Written
+from block_recurrent.model.feed import next_logits
 from block_recurrent.model.memory import DocumentMemory
 
 

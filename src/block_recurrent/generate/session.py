@@ -23,11 +23,11 @@ import torch
 from block_recurrent.data import Tokenizer
 from block_recurrent.data.utf8 import to_utf8
 from block_recurrent.errors import InputError
-from block_recurrent.generate.feed import feed, next_logits
 from block_recurrent.generate.intake import settled, tokens_of
 from block_recurrent.generate.sampling import Sampling, check_max_tokens
 from block_recurrent.generate.state import SessionState
 from block_recurrent.generate.writer import Writer, Written, WrittenToken
+from block_recurrent.model.feed import feed, next_logits
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 

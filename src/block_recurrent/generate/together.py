@@ -13,11 +13,11 @@ from typing import Any
 from block_recurrent.data import Tokenizer
 from block_recurrent.data.utf8 import to_utf8
 from block_recurrent.errors import ConfigError, InputError
-from block_recurrent.generate.feed import feed, next_logits
 from block_recurrent.generate.intake import tokens_of
 from block_recurrent.generate.sampling import Sampling, check_max_tokens
 from block_recurrent.generate.session import Session
 from block_recurrent.generate.writer import MARK, Writer, Written, WrittenToken
+from block_recurrent.model.feed import feed, next_logits
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 

@@ -1,0 +1,187 @@
+"""lm-evaluation-harness: our model as one of theirs, and a folder of books as one of their tasks.
+
+Importing this module registers the model `block-recurrent`. Their rolling log-likelihood cuts a text into windows that
+know nothing of each other; here the memory is carried from its first token to its last, so each token is predicted
+exactly once, from everything before it, and the number is that of `brt eval`.
+
+    python -m block_recurrent.hub.harness runs/first --books books/
+    python -m block_recurrent.hub.harness runs/first --tasks lambada_openai,wikitext
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+
+from block_recurrent.checkpoint import load_run
+from block_recurrent.data import Tokenizer
+from block_recurrent.errors import BlockRecurrentError, InputError
+from block_recurrent.model.feed import evaluating, feed
+from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.model.memory import DocumentMemory
+from block_recurrent.runtime import pick_device
+
+TASKS = Path(__file__).parent / "tasks"
+DEFAULT_NEW_TOKENS = 256
+
+
+@register_model("block-recurrent")
+class BlockRecurrentHarness(TemplateLM):
+    """A run, or a model and its tokenizer, for the harness. No limit on the length of a text."""
+
+    def __init__(
+        self,
+        run: str | None = None,
+        checkpoint: str = "last",
+        model: BlockRecurrentLM | None = None,
+        tokenizer: Tokenizer | None = None,
+        device: str = "auto",
+        batch_size: int | str = 1,
+        **_: Any,
+    ) -> None:
+        super().__init__()
+        if run is not None:
+            loaded = load_run(run, checkpoint, pick_device(device or "auto"))
+            model, tokenizer = loaded.model, loaded.tokenizer
+        if model is None or tokenizer is None:
+            raise InputError("give run=FOLDER, or a model and its tokenizer")
+        self.model, self.text_tokenizer = model, tokenizer
+        self.batch_size = max(int(batch_size), 1) if str(batch_size).isdigit() else 1
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.text_tokenizer.mark
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.text_tokenizer.sha256[:12]
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        return self.text_tokenizer.encode(string).tolist()
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Natural log-probability of each whole text, as a document of its own."""
+        found: list[float] = []
+        for start in range(0, len(requests), self.batch_size):
+            rows = [self.tok_encode(request.args[0]) for request in requests[start : start + self.batch_size]]
+            inputs = [[self.eot_token_id, *row][: len(row)] for row in rows]
+            fresh = DocumentMemory.empty(
+                self.model.config, len(rows), self._model_device, self.model.embedding.weight.dtype
+            )
+            found += [-nats for nats in feed(self.model, fresh, inputs, targets=rows).nats]
+        return found
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **_: Any
+    ) -> list[tuple[float, bool]]:
+        """Of each continuation after its context: its natural log-probability, and whether greedy writing gives it."""
+        return [self._continuation(context, continuation) for _, context, continuation in requests]
+
+    def _continuation(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+        if not continuation:
+            return 0.0, True
+        mark = self.eot_token_id
+        context = context if context[:1] == [mark] else [mark, *context]
+        memory = DocumentMemory.empty(self.model.config, 1, self._model_device, self.model.embedding.weight.dtype)
+        if len(context) > 1:
+            memory = feed(self.model, memory, [context[:-1]]).memory
+        log_prob, greedy = 0.0, True
+        inputs = [context[-1], *continuation[:-1]]
+        for start in range(0, len(inputs), self.model.config.segment):
+            piece = slice(start, start + self.model.config.segment)
+            targets = torch.tensor(continuation[piece], device=self._model_device)
+            with evaluating(self.model):
+                logits, memory = self.model(torch.tensor([inputs[piece]], device=self._model_device), memory)
+            log_probs = logits[0].double().log_softmax(-1)
+            log_prob += log_probs.gather(1, targets[:, None]).sum().item()
+            greedy = greedy and bool((log_probs.argmax(-1) == targets).all())
+        return log_prob, greedy
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Continuations, greedy unless the task samples, up to one of its stop texts."""
+        return [self._generate(*request.args) for request in requests]
+
+    def _generate(self, context: str, options: dict[str, Any]) -> str:
+        until = options.get("until") or []
+        stops = [until] if isinstance(until, str) else [text for text in until if text]
+        temperature = float(options.get("temperature") or 0.0) if options.get("do_sample") else 0.0
+        new_tokens = int(options.get("max_gen_toks") or DEFAULT_NEW_TOKENS)
+        tokens = [self.eot_token_id, *self.tok_encode(context)]
+        memory = DocumentMemory.empty(self.model.config, 1, self._model_device, self.model.embedding.weight.dtype)
+        memory = feed(self.model, memory, [tokens[:-1]]).memory if len(tokens) > 1 else memory
+        pending, text = tokens[-1], ""
+        written: list[int] = []
+        random = torch.Generator().manual_seed(0)
+        while len(written) < new_tokens:
+            with evaluating(self.model):
+                logits, memory = self.model(torch.tensor([[pending]], device=self._model_device), memory)
+            pending = _next_token(logits[0, -1], temperature, random)
+            if pending == self.eot_token_id:
+                break
+            written.append(pending)
+            text = self.text_tokenizer.decode_bytes(written, begin=len(tokens) == 1).decode("utf-8", "ignore")
+            found = [text.index(stop) for stop in stops if stop in text]
+            if found:
+                return text[: min(found)]
+        return text
+
+    @property
+    def _model_device(self) -> torch.device:
+        return self.model.embedding.weight.device
+
+
+def _next_token(logits: torch.Tensor, temperature: float, random: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    probabilities = (logits.double().cpu() / temperature).softmax(-1)
+    return int(torch.multinomial(probabilities, 1, generator=random))
+
+
+def evaluate(
+    lm: TemplateLM, books: str | Path | None = None, tasks: Sequence[str] = (), limit: int | None = None
+) -> dict[str, Any]:
+    """Run tasks of theirs, and ours on a folder of books; returns their results by task."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    names = [*tasks, *(["books"] if books else [])]
+    if not names:
+        raise InputError("there is nothing to do: give a folder of books, or names of tasks")
+    metadata = {"folder": str(books)} if books else {}
+    manager = TaskManager(include_path=str(TASKS), include_defaults=bool(tasks), metadata=metadata)
+    results = simple_evaluate(model=lm, tasks=names, task_manager=manager, limit=limit, bootstrap_iters=0)
+    assert results is not None, "only other ranks get nothing"
+    return results["results"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m block_recurrent.hub.harness`: prints the results as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m block_recurrent.hub.harness", description=__doc__)
+    parser.add_argument("run", help="a run's folder, or one of its checkpoints")
+    parser.add_argument("--books", metavar="DIR", help="a folder of texts: our task 'books'")
+    parser.add_argument("--tasks", default="", metavar="A,B", help="tasks of the harness")
+    parser.add_argument("--limit", type=int, help="only so many documents of each task")
+    parser.add_argument("--batch-size", type=int, default=1, help="texts side by side (default: 1)")
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder")
+    args = parser.parse_args(argv)
+    try:
+        lm = BlockRecurrentHarness(args.run, args.checkpoint, batch_size=args.batch_size)
+        names = [name for name in args.tasks.split(",") if name]
+        print(json.dumps(evaluate(lm, args.books, names, args.limit), indent=1, default=str))
+    except BlockRecurrentError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

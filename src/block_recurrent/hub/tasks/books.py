@@ -1,0 +1,46 @@
+"""The functions of books.yaml: documents are read, and words and bytes counted, exactly as `brt data prepare` does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from block_recurrent.data.files import LeftOut, Remarks
+from block_recurrent.data.sources import find_documents
+from block_recurrent.errors import DataError
+
+
+def load(folder: str | None = None, **_: Any) -> dict[str, Any]:
+    """The texts of a folder, each file one document, as a `datasets` split."""
+    import datasets
+
+    if not folder:
+        raise DataError('the task \'books\' needs a folder of texts: give metadata, such as {"folder": "books"}')
+    documents = []
+    for found in find_documents(folder):
+        if isinstance(found, LeftOut):
+            continue
+        try:
+            text = b"".join(found.read(Remarks())).decode("utf-8")
+        except LeftOut:
+            continue
+        if text:
+            documents.append({"name": found.name, "text": text})
+    if not documents:
+        raise DataError(f"'{folder}' has no text to score")
+    return {"test": datasets.Dataset.from_list(documents)}
+
+
+def text_of(doc: dict[str, str]) -> str:
+    """The text itself: as a template, braces in a book would be taken for expressions."""
+    return doc["text"]
+
+
+def process_results(doc: dict[str, str], results: list[float]) -> dict[str, tuple[float, int]]:
+    """Log-likelihood with words (white-space words, as in SPEC section 11) and UTF-8 bytes."""
+    (log_likelihood,) = results
+    words, size = len(doc["text"].split()), len(doc["text"].encode())
+    return {
+        "word_perplexity": (log_likelihood, words),
+        "byte_perplexity": (log_likelihood, size),
+        "bits_per_byte": (log_likelihood, size),
+    }
