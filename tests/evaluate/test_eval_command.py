@@ -144,3 +144,37 @@ def test_another_tokenizer_is_refused(
     check_tokenizer(corpus.tokenizer.sha256, corpus, "run")
     with pytest.raises(ValueError, match="another tokenizer"):
         check_tokenizer("0" * 64, corpus, "run")
+
+
+def test_the_table_of_vocabularies(
+    run: Path,
+    corpus: Corpus,
+    tmp_path: Path,
+    make_corpus: Callable[..., Corpus],
+    make_reader: Callable[..., BlockRecurrentLM],
+) -> None:
+    """The same documents in two vocabularies: other tokens, the same bytes and words, one row each."""
+    import sentencepiece
+
+    from block_recurrent.data import load_tokenizer
+    from block_recurrent.run_config import RunConfig
+    from block_recurrent.studies.run_folder import save_run
+
+    (tmp_path / "text.txt").write_text("\n".join(TEXTS.values()) * 9, encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "v"), vocab_size=31, minloglevel=2
+    )
+    pieces = make_corpus(TEXTS, name="pieces", tokenizer=str(tmp_path / "v.model"))
+    tokenizer = load_tokenizer(tmp_path / "v.model")
+    model = make_reader(vocab_size=tokenizer.vocab_size)
+    save_run(tmp_path / "bpe", RunConfig("rec-fixed-skip", "micro", model.config), model, tokenizer, 1)
+    out = tmp_path / "both.json"
+    folders = [str(corpus.folder), str(pieces.folder)]
+    assert main(["eval", str(run), str(tmp_path / "bpe"), "--data", *folders, "--json", str(out)]) == 0
+    one, other = json.loads(out.read_text())["table"]
+    assert (one["vocabulary_size"], other["vocabulary_size"]) == (256, tokenizer.size)
+    assert one["tokens"] > other["tokens"] == sum(d.tokens for d in pieces.documents("test"))
+    for row, folder in ((one, corpus), (other, pieces)):
+        words = folder.manifest["splits"]["test"]["words"]
+        assert row["tokens_per_word"] == pytest.approx(row["tokens"] / words)
+        assert row["word_perplexity"] == pytest.approx(2 ** (row["bits_per_token"] * row["tokens"] / words))
