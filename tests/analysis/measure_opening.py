@@ -43,7 +43,7 @@ def main() -> None:
                 move = page.evaluate(MOVES)
                 print(
                     f"{attempt + 1}: {tokens:,} tokens, {file.stat().st_size / 1e6:.1f} MB; ready after {inside:.2f} s "
-                    f"(with the browser's start {whole:.2f} s); a move of the slider {move:.0f} ms; problems: {problems}"
+                    f"(with the browser's start {whole:.2f} s); slider: {move:.0f} ms; problems: {problems}"
                 )
 
 

@@ -70,7 +70,7 @@ def _layer_page_data(layer: LayerInspection, removals: list[Removal], window: in
         "read": read_packed,
         "written": written_packed,
         "note": (
-            f"{len(layer.change):,} blocks of {window} tokens, {layer.read.shape[1]} state vectors. Darkest: "
+            f"{len(layer.change):,} blocks of {window} tokens, {layer.read.shape[1]} state vectors. Strongest colour: "
             f"{100 * read_top:.1f}% of the attention, a change of length {written_top:.2f}."
         ),
         "most_changed_note": f"Blocks that changed the state most: {changed}." if blocks else "",

@@ -170,9 +170,9 @@ def _cards(found: Comparison, numbers: dict[str, Any]) -> list[dict[str, str]]:
             "note": f"of all tokens: {100 * names['all_tokens']:.1f}%",
         },
         {
-            "label": "A's top, beyond the window",
+            "label": "beyond the window in A's top",
             "value": f"{100 * beyond / count:.0f}%",
-            "note": f"last said more than {found.window} tokens back",
+            "note": f"said over {found.window} tokens ago",
         },
         {
             "label": "tokens",

@@ -2,7 +2,7 @@
 // A whole book: the spike plot of differences, a slider, and the text of which only what is seen is drawn.
 
 const BITS_PER_UNIT = 1 / 1000; // losses are stored in thousandths of a bit
-const STRONG = 6; // bits of difference that have the strongest colour
+const STRONGEST = 6; // bits of difference that have the strongest colour, in a book that has such differences
 const SHADES = 8;
 
 class Book {
@@ -18,6 +18,8 @@ class Book {
       this.starts[i + 1] = this.starts[i] + arrays.lengths[i];
       this.difference[i] = (this.b[i] - this.a[i]) * BITS_PER_UNIT;
     }
+    this.highest = this.length ? Math.abs(this.difference[this.peak(0, this.length)]) : 0;
+    this.strong = Math.max(0.5, Math.min(STRONGEST, this.highest));
   }
 
   token(i) {
@@ -26,7 +28,7 @@ class Book {
 
   /** The class of a token's colour: `a1` to `a8` where A is better, `b1` to `b8` where B is. */
   shade(i) {
-    const level = Math.min(SHADES, Math.round((Math.abs(this.difference[i]) / STRONG) * SHADES));
+    const level = Math.min(SHADES, Math.round((Math.abs(this.difference[i]) / this.strong) * SHADES));
     return level ? (this.difference[i] > 0 ? "a" : "b") + level : "";
   }
 
@@ -100,9 +102,7 @@ class SpikePlot {
   open(book) {
     this.book = book;
     this.selected = null;
-    let top = 1;
-    for (const d of book.difference) if (Math.abs(d) > top) top = Math.abs(d);
-    this.top = top * 1.08;
+    this.top = Math.max(0.1, book.highest) * 1.08;
     this.setRange(0, book.length);
   }
 
