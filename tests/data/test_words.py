@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from functools import reduce
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from block_recurrent.data import words
 from block_recurrent.data.words import NOTHING, Counts, count
 
 SPACES = "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
@@ -25,14 +23,6 @@ def test_words_and_characters_are_those_of_python(text: str) -> None:
 def test_pieces_add_up(pieces: list[str]) -> None:
     text = "".join(pieces)
     counts = reduce(Counts.then, [count(piece.encode()) for piece in pieces], NOTHING)
-    assert (counts.words, counts.characters) == (len(text.split()), len(text))
-
-
-@given(texts, st.integers(4, 9))
-def test_blocks_add_up(text: str, block: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(words, "BLOCK_BYTES", block)
-        counts = count(text.encode())
     assert (counts.words, counts.characters) == (len(text.split()), len(text))
 
 

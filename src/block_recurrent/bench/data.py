@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,8 @@ def _row(name: str, tokenizer: Tokenizer, folder: Path, rounds: int) -> dict[str
     from block_recurrent.data.prepare import PrepareSettings, prepare
 
     paths = sorted(folder.iterdir())
-    settings = PrepareSettings((str(folder),), overwrite=True)
+    settings = PrepareSettings((str(folder),))
+    out = folder.parent / "prepared"
 
     def bare() -> None:
         for path in paths:
@@ -57,9 +59,11 @@ def _row(name: str, tokenizer: Tokenizer, folder: Path, rounds: int) -> dict[str
                 tokenizer.encode(file.read())
 
     def whole() -> None:
-        prepare(settings, tokenizer, folder.parent / "prepared")
+        prepare(settings, tokenizer, out)
 
-    seconds = best_seconds({"bare": bare, "prepare": whole}, rounds)
+    seconds = best_seconds(
+        {"bare": bare, "prepare": whole}, rounds, clear=lambda: shutil.rmtree(out, ignore_errors=True)
+    )
     megabytes = sum(path.stat().st_size for path in paths) / 1e6
     return {
         "tokenizer": name,

@@ -14,14 +14,20 @@ from typing import Any
 PACKAGES = ("block-recurrent", "torch", "numpy", "sentencepiece")
 
 
-def best_seconds(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The best time of each candidate, in turns: whatever else the machine does hits all of them alike."""
+def best_seconds(
+    candidates: Mapping[str, Callable[[], object]], rounds: int, clear: Callable[[], object] = lambda: None
+) -> dict[str, float]:
+    """The best time of each candidate, in turns: whatever else the machine does hits all of them alike.
+
+    `clear` runs after each, not timed.
+    """
     best = dict.fromkeys(candidates, float("inf"))
     for _ in range(rounds):
         for name, candidate in candidates.items():
             begin = time.perf_counter()
             candidate()
             best[name] = min(best[name], time.perf_counter() - begin)
+            clear()
     return best
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from functools import reduce
+import threading
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from block_recurrent.data.utf8 import last_character_end
-
-BLOCK_BYTES = 1 << 16  # stays in the cache between the passes over it
 
 
 class Counts(NamedTuple):
@@ -37,37 +33,47 @@ class Counts(NamedTuple):
 NOTHING = Counts(0, 0, 0, False, False)
 
 
+class _Scratch(threading.local):
+    """Working memory of a thread. Fresh memory for each piece would cost more than the counting."""
+
+    def __init__(self) -> None:
+        self.numbers = np.empty(0, np.uint8)
+        self.flags = np.empty((2, 0), np.bool_)
+
+    def of(self, size: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_], NDArray[np.bool_]]:
+        if size > len(self.numbers):
+            self.numbers, self.flags = np.empty(size, np.uint8), np.empty((2, size), np.bool_)
+        return self.numbers[:size], self.flags[0, :size], self.flags[1, :size]
+
+
+_scratch = _Scratch()
+
+
 def count(piece: bytes) -> Counts:
     """Counts a piece of UTF-8 that begins and ends between characters."""
-    blocks = []
-    start = 0
-    while start < len(piece):
-        block = piece[start : start + BLOCK_BYTES]
-        if len(piece) > start + BLOCK_BYTES:
-            block = block[: last_character_end(block)]
-        blocks.append(_count_block(block))
-        start += len(block)
-    return reduce(Counts.then, blocks, NOTHING)
-
-
-def _count_block(block: bytes) -> Counts:
-    raw = np.frombuffer(block, np.uint8)
+    if not piece:
+        return NOTHING
+    # Few and long steps: each runs outside Python's lock, and taking the lock back often would stop other threads.
+    raw = np.frombuffer(piece, np.uint8)
+    shifted, space, other = _scratch.of(len(raw))
     # Bytes 9-13 and 28-32; unsigned differences wrap round.
-    space = (raw - np.uint8(9) < 5) | (raw - np.uint8(28) < 5)
+    np.less(np.subtract(raw, 9, out=shifted), 5, out=space)
+    np.less(np.subtract(raw, 28, out=shifted), 5, out=other)
+    np.logical_or(space, other, out=space)
     characters = len(raw)
-    if not block.isascii():
-        wide = np.flatnonzero(raw >= 0x80)
+    if not piece.isascii():
+        wide = np.flatnonzero(np.greater_equal(raw, 0x80, out=other))
         leads = wide[raw[wide] >= 0xC0]
         characters -= len(wide) - len(leads)
         _mark_wide_spaces(raw, leads, space)
     # A word begins where white space, or nothing, is followed by something else.
-    words = int(np.count_nonzero(space[:-1] > space[1:])) + (not space[0])
-    return Counts(len(block), characters, words, not space[0], not space[-1])
+    begins = np.greater(space[:-1], space[1:], out=other[:-1])
+    return Counts(len(raw), characters, int(np.count_nonzero(begins)) + (not space[0]), not space[0], not space[-1])
 
 
 def _mark_wide_spaces(raw: NDArray[np.uint8], leads: NDArray[np.intp], space: NDArray[np.bool_]) -> None:
     """U+0085, U+00A0, U+1680, U+2000-200A, U+2028, U+2029, U+202F, U+205F, U+3000, by their UTF-8."""
-    one, two = raw[leads], raw[leads + 1]  # a block ends between characters, so there is a second byte
+    one, two = raw[leads], raw[leads + 1]  # a piece ends between characters, so there is a second byte
     space[_all_bytes(leads[(one == 0xC2) & ((two == 0x85) | (two == 0xA0))], 2)] = True
     # Of three bytes: their first two say E1 9A, E2 80, E2 81 or E3 80, which is rare except for quotation marks.
     pair = (one - np.uint8(0xE1) < 3) & ((two == 0x80) | (two == 0x81) | (two == 0x9A))

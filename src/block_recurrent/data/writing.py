@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from block_recurrent.data.corpus import SPLITS, token_file
 
-SYNC_BYTES = 1 << 26
-BLOCK_TOKENS = 1 << 17
+SYNC_BYTES = 1 << 25
 
 
 class TokenWriter:
@@ -23,6 +22,7 @@ class TokenWriter:
     def __init__(self, folder: Path, dtype: np.dtype) -> None:
         self._files = {split: (folder / token_file(split)).open("wb") for split in SPLITS}
         self._dtype = dtype
+        self._widened = np.empty(0, dtype)
         self._tokens = dict.fromkeys(SPLITS, 0)
         # The disk works while we do, instead of all at the end.
         self._disk = ThreadPoolExecutor(1)
@@ -35,9 +35,13 @@ class TokenWriter:
 
     def append(self, split: str, tokens: NDArray[np.unsignedinteger]) -> None:
         """Writes tokens after the last ones of a split."""
-        for start in range(0, len(tokens), BLOCK_TOKENS):
-            # Widened block by block, in the cache: a whole piece of fresh memory costs more than writing it.
-            self._files[split].write(tokens[start : start + BLOCK_TOKENS].astype(self._dtype, copy=False).data)
+        if tokens.dtype != self._dtype:
+            # Widened in memory that is used again: fresh memory for each piece costs more than writing it.
+            if len(tokens) > len(self._widened):
+                self._widened = np.empty(len(tokens), self._dtype)
+            np.copyto(self._widened[: len(tokens)], tokens)
+            tokens = self._widened[: len(tokens)]
+        self._files[split].write(tokens.data)
         self._tokens[split] += len(tokens)
         self._unsynced += len(tokens) * self._dtype.itemsize
         if self._unsynced >= SYNC_BYTES and (self._syncing is None or self._syncing.done()):
