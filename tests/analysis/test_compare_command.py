@@ -207,3 +207,12 @@ def test_eval_plots_several_runs_in_one(rec: Path, slide: Path, corpus: Corpus, 
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
     assert [series["label"] for series in data["charts"][0]["series"]] == [str(rec), str(slide)]
     assert data["charts"][0]["counts"]["y"][0] == 2
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_document_of_one_token(rec: Path, slide: Path, make_corpus: Callable[..., Corpus], tmp_path: Path) -> None:
+    corpus = make_corpus({"x.txt": "x"}, name="tiny")
+    for number, arguments in enumerate(([rec, slide], [rec, "--clear-state"], [rec, "--freeze-state"])):
+        report = compare(corpus, tmp_path / f"report-{number}", *arguments)
+        assert report["a"]["tokens"] == 1
+        assert report["difference"]["interval_95"] is None

@@ -53,7 +53,7 @@ class LayerInspection:
     @property
     def by_reading(self) -> list[int]:
         """The state vectors, most read first."""
-        return [int(s) for s in np.argsort(-self.read.mean(0), kind="stable")]
+        return [int(s) for s in np.argsort(-self.read.sum(0), kind="stable")]
 
 
 @dataclass(frozen=True)
