@@ -109,7 +109,7 @@ def write_chart(path: Path, chart: LineChart, subtitle: str = "") -> None:
             axes.plot(s.x, s.y, style, color=color, label=s.label, marker="o" if s.points else None, markersize=4)
         for y, label in chart.lines:
             axes.axhline(y, color=FAINT, linestyle=":", linewidth=1)
-            axes.annotate(label, (0.99, y), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=FAINT)
+            axes.annotate(label, (0.01, y), xycoords=("axes fraction", "data"), ha="left", va="bottom", color=FAINT)
         axes.set(title=chart.title, xlabel=chart.x_label, ylabel=chart.y_label)
         if chart.x_log:
             axes.set_xscale("log")

@@ -104,7 +104,7 @@ function lineChart(canvas, spec) {
       context.setLineDash([3, 4]);
       stroke(context, [xs[0], xs[1]], [line.y, line.y], at, css("--faint-ink"), 1);
       context.setLineDash([]);
-      axisText(context, line.label, w - box.right - 4, at.y(line.y) - 8, "right");
+      axisText(context, line.label, box.left + 4, at.y(line.y) - 8, "left");
     }
     for (const s of spec.series) {
       context.setLineDash(s.dashed ? [5, 4] : []);

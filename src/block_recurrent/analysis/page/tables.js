@@ -102,7 +102,8 @@ function configuration(side) {
 function showChart(spec) {
   const canvas = element("canvas", { className: "chart tall", role: "img", ariaLabel: spec.title });
   const keys = element("p", { className: "legend" });
-  $("charts").append(element("section", { className: "card" }, element("h2", { textContent: spec.title }), element("p", { className: "note", textContent: spec.note }), keys, canvas));
+  const title = spec.title === document.title ? [] : [element("h2", { textContent: spec.title })];
+  $("charts").append(element("section", { className: "card" }, ...title, element("p", { className: "note", textContent: spec.note }), keys, canvas));
   spec.series.forEach((s, i) => (s.color = s.color || SERIES_COLORS[i % 6]));
   legend(keys, spec.series.map((s) => s.label));
   lineChart(canvas, spec);
