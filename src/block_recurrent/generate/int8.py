@@ -19,6 +19,8 @@ from block_recurrent.model.memory import DocumentMemory
 
 FEW_ROWS = 16
 """Up to so many rows, the packed product is faster than unpacking the matrix."""
+WIDTH_STEP = 32
+"""torch's kernel reads whole vectors of numbers, past the end of a row whose width is no multiple of this."""
 LARGEST = 127
 LOGITS_AT_ONCE = 2**22
 
@@ -31,13 +33,15 @@ class Int8Linear(nn.Module):
         scale = (weight.detach().float().abs().amax(1) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
         scale = scale.bfloat16()
         q = (weight.detach().float() / scale.float()[:, None]).round_().clamp_(-LARGEST, LARGEST)
+        self.padding = -weight.shape[1] % WIDTH_STEP
+        q = nn.functional.pad(q, (0, self.padding))
         # As parameters, so that they are part of the model's fingerprint; they are not trained.
         self.weight = nn.Parameter(q.to(torch.int8).contiguous(), requires_grad=False)
         self.scale = nn.Parameter(scale, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.flatten(0, -2).bfloat16()
-        if len(rows) <= FEW_ROWS:
+        rows = nn.functional.pad(x.flatten(0, -2), (0, self.padding)).bfloat16()
+        if 0 < len(rows) <= FEW_ROWS:
             out = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.scale)
         else:
             # Scaled after the product, as the packed one does.
