@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -144,7 +146,19 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
         return torch.bfloat16 if fast else torch.float32
+    if name == "bfloat16" and device.type == "cpu":
+        _check_bfloat16_on_cpu()
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def _check_bfloat16_on_cpu() -> None:
+    """Some virtual machines claim instructions (AMX) that they don't have: a product in bfloat16 kills the process."""
+    product = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
+    if subprocess.run([sys.executable, "-c", product], capture_output=True, check=False).returncode:
+        raise ConfigError(
+            "dtype is bfloat16, but products in it crash on this CPU: use float32 (rarely slower on a CPU), or set "
+            "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment"
+        )
 
 
 def seed(seed: int, rank: int = 0) -> None:

@@ -98,8 +98,9 @@ class Layer(nn.Module):
             found.append(torch.einsum("bhqn,bhqnk->bhqk", weights, v))
             this = slice(block * W, (block + 1) * W)
             recall = recall.append(new_keys[:, :, this], new_values[:, :, this], [n > block for n in grid.completed])
-        gate = self.recall_mix.sigmoid()[:, None, None]
-        return torch.lerp(attention, grid.out_of_blocks(torch.stack(found, dim=2)), gate), recall
+        gate = self.recall_mix.sigmoid()[:, None, None].to(attention.dtype)
+        recalled = grid.out_of_blocks(torch.stack(found, dim=2)).to(attention.dtype)
+        return torch.lerp(attention, recalled, gate), recall
 
     def _heads(self, map: nn.Linear, h: Tensor) -> Tensor:
         return split_heads(map(h), self.config.num_heads)

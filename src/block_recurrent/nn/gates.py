@@ -39,7 +39,7 @@ class FixedGate(nn.Module):
         self.bias = normal(width, deviation=BIAS_DEVIATION)
 
     def forward(self, h: Tensor, state: Tensor) -> Tensor:
-        return torch.lerp(self.candidate(h), state, self.bias.sigmoid())
+        return torch.lerp(self.candidate(h).to(state.dtype), state, self.bias.sigmoid())
 
 
 class LSTMGate(nn.Module):
