@@ -111,8 +111,8 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
             counts = [min(max(length - start, 0), end - start) for length in rows.lengths]
             lengths = None if min(counts) == end - start else torch.tensor(counts)
             x, memory = self.model.hidden(rows.tokens[:, start:end], memory, starts, lengths)
-            if x.shape == hidden.shape:
-                return x, memory
+            if x.shape == hidden.shape and not any(rows.first) and lengths is None:
+                return x, memory  # the common case: one call, nothing to put in place
             for lane, count in enumerate(counts):
                 column = rows.first[lane] + start
                 skipped = max(kept_from - column, 0)
@@ -162,8 +162,8 @@ def _memory_of(cache: BlockRecurrentCache | DocumentMemory | None, lanes: int) -
 
 def _refuse_mark_after(memory: DocumentMemory | None, rows: Rows, mark: int) -> None:
     """A mark would make the model forget what it has read; who gives a memory does not mean that."""
-    if memory is None:
-        return
+    if memory is None or memory.lanes != len(rows.lengths):
+        return  # another number of lanes is the model's to refuse
     for lane, (count, length) in enumerate(zip(memory.tokens_read.tolist(), rows.lengths, strict=True)):
         if count and length and int(rows.tokens[lane, 0]) == mark:
             raise InputError(
