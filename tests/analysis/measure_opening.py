@@ -1,6 +1,6 @@
 """How long the report of a long document takes to open, and to follow the slider. Not a test: numbers to read.
 
-    python tests/analysis/measure_opening.py [--tokens 200000]
+python tests/analysis/measure_opening.py [--tokens 200000]
 """
 
 from __future__ import annotations
