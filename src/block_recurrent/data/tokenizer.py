@@ -20,7 +20,7 @@ from block_recurrent.data.utf8 import last_character_end, to_utf8
 from block_recurrent.errors import DataError
 
 BYTES = "bytes"
-PIECE_BYTES = 1 << 19
+PIECE_BYTES = 1 << 18
 
 
 class Encoded(NamedTuple):
