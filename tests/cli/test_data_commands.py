@@ -155,5 +155,5 @@ def test_bench_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {"rows", "machine", "versions", "command"} == set(report)
     assert [row["tokenizer"] for row in report["rows"]] == ["bytes", "sentencepiece"]
     for row in report["rows"]:
-        assert row["ratio"] == pytest.approx(row["bare MB/s"] / row["prepare MB/s"], rel=0.01)
+        assert row["ratio"] == pytest.approx(row["bare MB/s"] / row["prepare MB/s"], rel=0.03)
     assert "best of the rounds" in capsys.readouterr().out
