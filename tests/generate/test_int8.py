@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -73,3 +74,26 @@ def test_the_weights_are_a_quarter_as_large(make_reader: Callable) -> None:
         for m in (model, small)
     }
     assert bytes_of[small] < 0.35 * bytes_of[model]
+
+
+def test_brt_eval_shows_its_loss(
+    make_reader: Callable, make_run: Callable, byte_tokenizer: Tokenizer, text: Callable, tmp_path: Path
+) -> None:
+    import json
+
+    from block_recurrent.cli.main import main
+    from block_recurrent.data.prepare import PrepareSettings, prepare
+
+    (tmp_path / "books" / "test").mkdir(parents=True)
+    (tmp_path / "books" / "test" / "a.txt").write_bytes(text(80).encode())
+    prepare(PrepareSettings((str(tmp_path / "books"),)), byte_tokenizer, tmp_path / "prepared")
+    model = make_reader()
+    run, scores = make_run(model), tmp_path / "scores.json"
+    found = []
+    for flags in ([], ["--int8"]):
+        assert main(["eval", str(run), "--data", str(tmp_path / "prepared"), "--json", str(scores), *flags]) == 0
+        found.append(json.loads(scores.read_text())["bits_per_token"])
+    small = Session(quantize(model), byte_tokenizer).score(text(80))
+    assert found[1] == pytest.approx(small.bits / small.tokens, rel=1e-3)
+    assert found[0] != found[1]
+    assert found[0] == pytest.approx(found[1], rel=1e-2)

@@ -16,7 +16,7 @@ from typing import Any
 
 from block_recurrent.errors import BlockRecurrentError
 
-BENCHMARKS = ("data", "length", "peers", "steptime")
+BENCHMARKS = ("data", "length", "peers", "steptime", "write")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

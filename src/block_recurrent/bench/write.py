@@ -1,0 +1,248 @@
+"""`brt bench write`: tokens a second while writing, by position and batch, and beside other implementations."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from block_recurrent.bench.contenders import DEPTH, VOCABULARY, WIDTH, Setting, gpt2_model, our_config, peer_model
+from block_recurrent.bench.harness import resident_bytes
+from block_recurrent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from block_recurrent.config import ModelConfig
+
+SUMMARY = "tokens a second while writing, by position and batch, beside other implementations and the memory's limit"
+EXAMPLE = "brt bench write --parts position,limit"
+NOTE = (
+    f"width {WIDTH}, {DEPTH} layers, window 512, float32. tokens_per_second: all lanes together, over all rounds; the "
+    "rows of a part write in turns, a few tokens each. position: tokens before the first one written. position part: "
+    "whole blocks of 512 tokens, so that every state update is paid for; ratio is over the first row. peer and gpt2 "
+    "parts: ratio is ours over this one. limit part: bytes of weights and memory that a token needs, over the read "
+    "bandwidth measured between the rounds; ratio is what was reached of it. resident_mib: of the process, after it."
+)
+WINDOW = 512
+ROUNDS = 16
+NEAR, FAR = 1024, 100_352
+BANDWIDTH_BYTES = 1 << 29
+
+
+@dataclass
+class Writer:
+    """One contender: writes so many tokens on each call; seconds and tokens add up."""
+
+    name: str
+    position: int
+    write: Callable[[int], None]
+    lanes: int = 1
+    seconds: float = 0.0
+    tokens: int = 0
+
+    def turn(self, tokens: int) -> None:
+        began = time.perf_counter()
+        self.write(tokens)
+        self.seconds += time.perf_counter() - began
+        self.tokens += tokens * self.lanes
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parts", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)} (all)")
+    parser.add_argument("--tokens", type=int, default=512, help="that each contender writes (512: a whole block)")
+    parser.add_argument("--far", type=int, default=FAR, help=f"the far position, a multiple of {WINDOW} ({FAR})")
+    parser.add_argument("--int8", action="store_true", help="ours with 8-bit weights")
+
+
+def run(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of every part asked for."""
+    rows = []
+    for part in args.parts.split(","):
+        if part not in PARTS:
+            raise ConfigError(f"there is no part '{part}': known are {', '.join(PARTS)}")
+        rows += PARTS[part](args)
+    return rows
+
+
+def _by_position(args: argparse.Namespace) -> list[dict[str, Any]]:
+    ours = _Ours(args.int8)
+    writers = [ours.writer(position) for position in (NEAR, args.far)]
+    resident = _resident_mib()
+    _in_turns(writers, args.tokens)
+    growth = _resident_mib() - resident
+    return [_row("position", writer, writer.rate / writers[0].rate, f"grew by {growth:.0f} MiB") for writer in writers]
+
+
+def _by_batch(args: argparse.Namespace) -> list[dict[str, Any]]:
+    ours = _Ours(args.int8)
+    writers = [ours.writer(NEAR, lanes) for lanes in (1, 4, 16)]
+    _in_turns(writers, args.tokens // 2)
+    return [_row("batch", writer, writer.rate / writers[0].rate, "over one lane") for writer in writers]
+
+
+def _beside_peer(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """512 tokens after a full block. The peer runs its prefix again for every token, so a turn begins where the last
+    one ended: `generate` on all tokens so far costs the same as going on would."""
+    import torch
+
+    ours, model = _Ours(args.int8).writer(WINDOW), peer_model(Setting(window=WINDOW)).eval()
+    text = [torch.randint(VOCABULARY, (1, WINDOW), generator=torch.Generator().manual_seed(0))]
+
+    def write(tokens: int) -> None:
+        before = torch.cat(text, dim=1)
+        text.append(model.generate(before, before.shape[1] + tokens))
+
+    peer = Writer("block-recurrent-transformer-pytorch", WINDOW, write)
+    _in_turns([ours, peer], args.tokens)
+    return [_row("peer", writer, ours.rate / writer.rate, "ours over this") for writer in (ours, peer)]
+
+
+def _beside_gpt2(args: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    for position in (1024, 2048, 4096, 8192):
+        writers = [_Ours(args.int8).writer(position), _gpt2_writer(position, args.tokens)]
+        _in_turns(writers, args.tokens // 2)
+        rows += [_row("gpt2", writer, writers[0].rate / writer.rate, "ours over this") for writer in writers]
+    return rows
+
+
+def _against_limit(args: argparse.Namespace) -> list[dict[str, Any]]:
+    ours, bandwidths = _Ours(args.int8), []
+    writer = ours.writer(NEAR)
+    for _ in range(ROUNDS):
+        bandwidths.append(read_bandwidth())
+        _in_turns([writer], max(args.tokens // ROUNDS, 1), rounds=1)
+    best = max(bandwidths)
+    limit = best / bytes_per_token(ours.model, ours.model.config)
+    told = f"of {limit:.1f} tokens/s: {best / 1e9:.1f} GB/s, {best / limit / 1e6:.1f} MB a token"
+    return [_row("limit", writer, writer.rate / limit, told)]
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
+    "position": _by_position,
+    "batch": _by_batch,
+    "limit": _against_limit,
+    "peer": _beside_peer,
+    "gpt2": _beside_gpt2,
+}
+
+
+class _Ours:
+    """Our model, through the same calls that a session makes."""
+
+    def __init__(self, int8: bool) -> None:
+        import torch
+
+        from block_recurrent.model.language_model import BlockRecurrentLM
+
+        torch.manual_seed(0)
+        self.model: Any = BlockRecurrentLM(our_config(Setting(window=WINDOW))).eval()
+        self.name = "block-recurrent"
+        if int8:
+            from block_recurrent.generate.int8 import quantize
+
+            self.model, self.name = quantize(self.model), "block-recurrent int8"
+
+    def writer(self, position: int, lanes: int = 1) -> Writer:
+        import torch
+
+        from block_recurrent.model.feed import feed, next_logits
+        from block_recurrent.model.memory import DocumentMemory
+
+        text = torch.randint(VOCABULARY, (lanes, position), generator=torch.Generator().manual_seed(position))
+        fed = feed(self.model, DocumentMemory.empty(self.model.config, lanes), text.tolist())
+        state: dict[str, Any] = {"memory": fed.memory, "tokens": [0] * lanes}
+
+        def write(tokens: int) -> None:
+            for _ in range(tokens):
+                logits, state["memory"] = next_logits(self.model, state["memory"], state["tokens"])
+                state["tokens"] = logits.argmax(-1).tolist()
+
+        return Writer(self.name, position, write, lanes)
+
+
+def _gpt2_writer(position: int, more: int) -> Writer:
+    import torch
+
+    model = gpt2_model(position + more + 1).eval()
+    text = torch.randint(VOCABULARY, (1, position), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        state: dict[str, Any] = {"cache": model(text, use_cache=True, logits_to_keep=1).past_key_values, "token": 0}
+
+    @torch.no_grad()
+    def write(tokens: int) -> None:
+        for _ in range(tokens):
+            out = model(torch.tensor([[state["token"]]]), past_key_values=state["cache"], use_cache=True)
+            state["cache"], state["token"] = out.past_key_values, int(out.logits[0, -1].argmax())
+
+    return Writer("gpt2 of transformers", position, write)
+
+
+def _in_turns(writers: list[Writer], tokens: int, rounds: int = ROUNDS) -> None:
+    """Each writes a few tokens in its turn: whatever else the machine does hits all alike."""
+    for index in range(rounds):
+        share = tokens * (index + 1) // rounds - tokens * index // rounds
+        for writer in writers:
+            writer.turn(share)
+
+
+def _row(part: str, writer: Writer, ratio: float, told: str) -> dict[str, Any]:
+    return {
+        "part": part,
+        "model": writer.name,
+        "position": writer.position,
+        "lanes": writer.lanes,
+        "tokens_per_second": round(writer.rate, 2),
+        "ratio": round(ratio, 3),
+        "ratio_is": told,
+        "resident_mib": round(_resident_mib()),
+    }
+
+
+def bytes_per_token(model: Any, config: ModelConfig) -> float:
+    """What one token must read: all weights of the token side, its window's keys and values, what the states show.
+
+    The weights of the state side are read once a block, and count by that share.
+    """
+    weights = {name: p.numel() * p.element_size() for name, p in model.named_parameters()}
+    if "output.weight" in weights:
+        del weights["embedding.weight"]  # 8-bit weights have an output table of their own
+    of_cells = sum(size for name, size in weights.items() if ".cell." in name)
+    entry = 2 * config.num_heads * config.head_dim * 4
+    layers = range(1, config.num_layers + 1)
+    states = sum(config.num_states for number in layers if config.layer_reads_state(number))
+    return sum(weights.values()) - of_cells * (1 - 1 / config.window) + entry * (config.window * len(layers) + states)
+
+
+def read_bandwidth() -> float:
+    """Bytes a second, of reading memory once: the better of a sum and of a product with a vector."""
+    import torch
+
+    matrix = _matrix()
+    vector = torch.ones(matrix.shape[1])
+    best = 0.0
+    for work in (matrix.sum, lambda: matrix @ vector):
+        began = time.perf_counter()
+        work()
+        best = max(best, BANDWIDTH_BYTES / (time.perf_counter() - began))
+    return best
+
+
+_MATRICES: list[Any] = []
+
+
+def _matrix() -> Any:
+    import torch
+
+    if not _MATRICES:
+        _MATRICES.append(torch.ones(BANDWIDTH_BYTES // 4 // 4096, 4096))
+    return _MATRICES[0]
+
+
+def _resident_mib() -> float:
+    return resident_bytes() / 2**20

@@ -1,0 +1,52 @@
+"""The Python of docs/writing.md and docs/hub.md runs as it stands there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from block_recurrent.cli.main import main
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def python_of(name: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), re.S)
+
+
+@pytest.fixture
+def folder(make_reader: Callable, make_run: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "runs").mkdir()
+    make_run(make_reader(), name="runs/first")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_writing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = python_of("writing.md")
+    exec(code, {})
+    assert capsys.readouterr().out
+    assert (folder / "book.memory").is_file()
+
+
+def test_the_commands_of_memory_files(folder: Path) -> None:
+    for name in ("book.txt", "chapter2.txt", "next.txt"):
+        (folder / name).write_text("The captain of the sea. " * 20)
+    page = (DOCS / "writing.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^    brt ((?:read|write|score|memory info) .*)$", page, re.M)
+    assert len(commands) == 5
+    for command in commands:
+        words = re.findall(r'"[^"]*"|\S+', command)
+        assert main([word.strip('"') for word in words]) == 0
+
+
+def test_hub(folder: Path) -> None:
+    assert main(["export", "runs/first", "hf/first"]) == 0
+    names = {"book": "The captain of the sea. " * 20}
+    loading, reading, _needs_network = python_of("hub.md")
+    exec(loading, names)
+    exec(reading, names)
+    assert names["memory"].tokens_read == [len(names["book"])]
