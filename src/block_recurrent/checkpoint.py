@@ -20,6 +20,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -258,15 +259,24 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return load_file(path / WEIGHTS)
     from torch.distributed import checkpoint as dcp
 
-    reader = dcp.FileSystemReader(path / SHARDED)
-    known = reader.read_metadata().state_dict_metadata
+    known = dcp.FileSystemReader(path / SHARDED).read_metadata().state_dict_metadata
     wanted: dict[str, Any] = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in known.items()
         if name.startswith(WEIGHT_PREFIX) and isinstance(entry, dcp.metadata.TensorStorageMetadata)
     }
-    dcp.load(wanted, storage_reader=reader, no_dist=True)
+    read_sharded(wanted, path)
     return {name.removeprefix(WEIGHT_PREFIX): x for name, x in wanted.items()}
+
+
+def read_sharded(tensors: dict[str, Any], path: Path) -> None:
+    """Fill tensors, sharded or whole, with those of the same names in a sharded checkpoint."""
+    from torch.distributed import checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # and we are a single process
+        alone = not torch.distributed.is_initialized()
+        dcp.load(tensors, storage_reader=dcp.FileSystemReader(path / SHARDED), no_dist=alone)
 
 
 def _assign_weights(model: BlockRecurrentLM, path: Path) -> None:

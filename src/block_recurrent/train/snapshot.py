@@ -30,6 +30,7 @@ from block_recurrent.checkpoint import (
     WEIGHTS,
     aside_of,
     finish,
+    read_sharded,
     read_weights,
     step_folder,
     write_tensors,
@@ -170,8 +171,7 @@ class Snapshot:
 
     def _read_tensors(self, path: Path) -> None:
         if (path / SHARDED).is_dir():
-            reader = dcp.FileSystemReader(path / SHARDED)
-            dcp.load(self._all_tensors(), storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+            read_sharded(self._all_tensors(), path)
             return
         self.load_weights(path)
         stored = load_file(path / OPTIMIZER)
