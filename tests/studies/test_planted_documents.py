@@ -116,18 +116,22 @@ def test_a_baseline_is_taught_the_same_lessons() -> None:
 
 
 def test_documents_to_measure_on(tmp_path: Path) -> None:
-    planted = make_documents(TASK, tmp_path / "data", documents=5, longest=300)
-    assert len(planted.corpus.documents(SPLIT)) == 5
+    planted = make_documents(TASK, tmp_path / "data", documents=10, longest=300)
+    assert len(planted.corpus.documents(SPLIT)) == 10
+    buckets = distance_buckets(16, 300)
+    counts = [0] * len(buckets)
     for name, asked in planted.asked.items():
         text = planted.corpus.text(name)
-        assert sorted(min(i for i, b in enumerate(distance_buckets(16, 300)) if d <= b[1]) for _, d in asked) == list(
-            range(5)
-        )
+        assert len(text) <= 300 + 16 + 3
         for token, distance in asked:
             assert text[token] == text[token - distance]
             assert text[token].isupper()
-    again = make_documents(TASK, tmp_path / "data", documents=5, longest=300)
+            counts[[low <= distance <= high for low, high in buckets].index(True)] += 1
+    assert min(counts) >= 2, "every bucket has its share"
+    again = make_documents(TASK, tmp_path / "data", documents=10, longest=300)
     assert again.corpus.fingerprint == planted.corpus.fingerprint
+    with pytest.raises(ConfigError, match="at least 5"):
+        make_documents(TASK, tmp_path / "few", documents=4, longest=300)
 
 
 @pytest.mark.parametrize("names", [1, 20])

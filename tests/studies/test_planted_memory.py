@@ -89,8 +89,8 @@ def check_clearing(study: Study, out: Path) -> None:
 
 # One test each, not several with a common fixture: two workers would train two models.
 def test_recall_from_beyond_ten_times_the_reach(tmp_path: Path) -> None:
-    training = RecallTraining(steps=1200, settle=100, tokens_per_step=1024, longest=512)
-    settings = RecallSettings(longest_asked=640, documents=12, training=training)
+    training = RecallTraining(steps=1200, settle=100, tokens_per_step=1024, longest=640)
+    settings = RecallSettings(longest_asked=640, documents=32, training=training)
     study = run_study(tmp_path / "recall", settings)
     check_recall(study, farthest=640)
     check_comparison(study, tmp_path / "report")

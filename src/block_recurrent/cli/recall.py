@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="DIR", type=Path, help="folder of runs, documents and plots")
     parser.add_argument("--names", type=int, default=16, help="names to choose from (default: 16, chance 4 bits)")
     parser.add_argument("--distance", type=int, default=2048, help="the longest distance, in tokens (default: 2048)")
-    parser.add_argument("--documents", type=int, default=32, help="documents to measure on (default: 32)")
+    parser.add_argument("--documents", type=int, default=64, help="documents to measure on (default: 64)")
     parser.add_argument("--steps", type=int, default=2000, help="updates at most (default: 2000)")
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate (default: 0.003)")
     parser.add_argument("--gate-rate", type=float, default=10.0, help="times the rate for gate biases (default: 10)")

@@ -39,8 +39,8 @@ class RecallSettings:
     """A system to hold it against, taught exactly the same; None: none."""
     size: str = "micro"
     names: int = 16
-    documents: int = 32
-    """To measure on; each asks once at every bucket of distances."""
+    documents: int = 64
+    """To measure on."""
     longest_asked: int = 2048
     """The longest distance that is measured."""
     training: RecallTraining = field(default_factory=RecallTraining)
@@ -77,15 +77,23 @@ class SystemRecall:
 
 
 def make_documents(task: PlantedNames, folder: Path, documents: int, longest: int, seed: int = 1) -> PlantedCorpus:
-    """Write and prepare documents that ask once at every bucket of distances, in any order."""
+    """Write and prepare documents that ask at several distances, together no longer than the longest distance.
+
+    So they are no longer than those of the last stage of training. Each bucket of distances is asked in at least every
+    n-th of them, for n buckets.
+    """
     rng = np.random.default_rng([seed, 77])
+    buckets = distance_buckets(task.window, longest)
+    if documents < len(buckets):
+        raise ConfigError(
+            f"--documents is {documents}: it must be at least {len(buckets)}, one for each range of distances"
+        )
     source = folder.with_name(f".{folder.name}-text")
     asked = {}
     try:
         (source / SPLIT).mkdir(parents=True)
         for number in range(documents):
-            distances = [int(rng.integers(low, high + 1)) for low, high in distance_buckets(task.window, longest)]
-            text, places = task.text(rng, [distances[i] for i in rng.permutation(len(distances))])
+            text, places = task.text(rng, _distances(rng, buckets, number % len(buckets), longest))
             name = f"{SPLIT}/planted-{number:03d}.txt"
             (source / name).write_text(text, encoding="ascii")
             asked[name] = places
@@ -93,6 +101,16 @@ def make_documents(task: PlantedNames, folder: Path, documents: int, longest: in
     finally:
         shutil.rmtree(source, ignore_errors=True)
     return PlantedCorpus(corpus, asked)
+
+
+def _distances(rng: np.random.Generator, buckets: list[tuple[int, int]], first: int, longest: int) -> list[int]:
+    """A distance of the bucket `first`, and of others as long as their sum is no more than `longest`; in any order."""
+    chosen: list[int] = []
+    for bucket in [first, *rng.permutation(len(buckets)).tolist()]:
+        distance = int(rng.integers(buckets[bucket][0], buckets[bucket][1] + 1))
+        if sum(chosen) + distance <= longest:
+            chosen.append(distance)
+    return [chosen[i] for i in rng.permutation(len(chosen))]
 
 
 def measure(
@@ -152,6 +170,9 @@ def recall_study(
         "reach": {system: config.num_layers * config.window for system, config in configs.items()},
         "distances": buckets,
         "documents": settings.documents,
+        "asked": [
+            sum(low <= a.distance <= high for places in planted.asked.values() for a in places) for low, high in buckets
+        ],
         "training": asdict(settings.training),
         "systems": [asdict(result) for result in results],
     }
