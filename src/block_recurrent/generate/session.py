@@ -32,6 +32,8 @@ from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 
 Tokens = Sequence[int] | np.ndarray | torch.Tensor
+TEXT_AT_ONCE = 1 << 20
+"""Characters or tokens that are worked on at once."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +97,13 @@ class Session:
         are taken as they are; the document mark is not one of them.
         """
         if isinstance(text, str):
-            buffer = self.state.held + to_utf8(text)
-            ready = settled(self.tokenizer, buffer)
-            count = self._read_bytes(buffer[:ready])
-            self.state = replace(self.state, held=buffer[ready:])
-            return count
-        count = self.flush()
+            # Piece by piece: the tokens of a text take many times its room.
+            return sum(self._read_text(text[i : i + TEXT_AT_ONCE]) for i in range(0, len(text), TEXT_AT_ONCE))
         tokens = self._checked(text)
-        self._read_tokens(tokens, self.tokenizer.decode_bytes(tokens, begin=self.position == 0))
-        return count + len(tokens)
+        count = self.flush() + len(tokens)
+        for piece in (tokens[i : i + TEXT_AT_ONCE] for i in range(0, len(tokens), TEXT_AT_ONCE)):
+            self._read_tokens(piece, self.tokenizer.decode_bytes(piece, begin=self.position == 0))
+        return count
 
     def flush(self) -> int:
         """Read the end of text that was held back as if no more followed it; writing does this by itself."""
@@ -159,9 +159,8 @@ class Session:
             raw = self.tokenizer.decode_bytes(tokens, begin=other.position == 0)
         if len(tokens) == 0:
             return Scored(0.0, 0, len(raw))
-        listed = tokens.tolist()
-        fed = feed(self.model, other.state.memory, [other.state.fed(listed)], targets=[listed])
-        return Scored(fed.nats[0] / math.log(2), len(listed), len(raw))
+        fed = feed(self.model, other.state.memory, [other.state.fed(tokens)], targets=[tokens])
+        return Scored(fed.nats[0] / math.log(2), len(tokens), len(raw))
 
     def save(self, path: str | Path) -> None:
         """Write a memory file: all that is needed to go on from here. Its size does not depend on how much was read."""
@@ -192,6 +191,13 @@ class Session:
         if written.text:
             yield written.text
 
+    def _read_text(self, text: str) -> int:
+        buffer = self.state.held + to_utf8(text)
+        ready = settled(self.tokenizer, buffer)
+        count = self._read_bytes(buffer[:ready])
+        self.state = replace(self.state, held=buffer[ready:])
+        return count
+
     def _read_bytes(self, raw: bytes) -> int:
         tokens = tokens_of(self.tokenizer, raw, at_beginning=self.position == 0)
         self._read_tokens(tokens, raw)
@@ -200,9 +206,8 @@ class Session:
     def _read_tokens(self, tokens: np.ndarray, text: bytes) -> None:
         if len(tokens) == 0:
             return
-        listed = tokens.tolist()
-        memory = feed(self.model, self.state.memory, [self.state.fed(listed)]).memory
-        self.state = self.state.after(memory, listed, text)
+        memory = feed(self.model, self.state.memory, [self.state.fed(tokens)]).memory
+        self.state = self.state.after(memory, tokens, text)
 
     def _checked(self, tokens: Tokens) -> np.ndarray:
         if isinstance(tokens, (bytes, bytearray)):

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from block_recurrent.data import Tokenizer
 from block_recurrent.generate.sampling import REMEMBERED_TOKENS
 from block_recurrent.generate.text_hash import TextHash
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
+
+Tokens = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -40,19 +44,19 @@ class SessionState:
         """Tokens of the text: the mark is none, and the pending one has not been fed."""
         return int(self.memory.tokens_read[0])
 
-    def after(self, memory: DocumentMemory, tokens: Sequence[int], text: bytes) -> SessionState:
+    def after(self, memory: DocumentMemory, tokens: Sequence[int] | Tokens, text: bytes) -> SessionState:
         """The state after tokens (at least one), all but the last of which are in `memory`; text: their UTF-8."""
         return replace(
             self,
             memory=memory,
             pending=int(tokens[-1]),
-            recent=(*self.recent, *tokens[-REMEMBERED_TOKENS:])[-REMEMBERED_TOKENS:],
+            recent=(*self.recent, *map(int, tokens[-REMEMBERED_TOKENS:]))[-REMEMBERED_TOKENS:],
             text=self.text.update(text),
         )
 
-    def fed(self, tokens: Sequence[int]) -> list[int]:
+    def fed(self, tokens: Tokens) -> Tokens:
         """What the model gets when these tokens come: the pending one first, the last one not yet."""
-        return [self.pending, *tokens[:-1]]
+        return np.concatenate([[self.pending], tokens[:-1]])
 
 
 def _number_type(weight: torch.Tensor) -> torch.dtype:

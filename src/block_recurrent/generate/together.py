@@ -46,10 +46,8 @@ def read_together(sessions: Sequence[Session], texts: Sequence[str]) -> None:
         raise InputError(f"there are {len(sessions)} sessions and {len(texts)} texts: each session reads one")
     model, tokenizer = _shared(sessions)
     raws = [session.state.held + to_utf8(text) for session, text in zip(sessions, texts, strict=True)]
-    rows = [
-        tokens_of(tokenizer, raw, session.position == 0).tolist() for session, raw in zip(sessions, raws, strict=True)
-    ]
-    busy = [lane for lane, row in enumerate(rows) if row]
+    rows = [tokens_of(tokenizer, raw, session.position == 0) for session, raw in zip(sessions, raws, strict=True)]
+    busy = [lane for lane, row in enumerate(rows) if len(row)]
     if not busy:
         return
     memory = DocumentMemory.cat([sessions[lane].memory for lane in busy])

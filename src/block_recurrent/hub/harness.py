@@ -46,7 +46,7 @@ class BlockRecurrentHarness(TemplateLM):
         tokenizer: Tokenizer | None = None,
         device: str = "auto",
         batch_size: int | str = 1,
-        **_: Any,
+        max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
         if run is not None:

@@ -27,6 +27,14 @@ def register_with_transformers() -> None:
 
 
 def _register() -> None:
+    try:
+        _register_classes()
+    except ImportError:
+        # A transformers without what we need: not a reason for its import to fail. `brt export` says what is missing.
+        return
+
+
+def _register_classes() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from block_recurrent.hub.configuration import BlockRecurrentConfig

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from block_recurrent.config import ModelConfig
@@ -50,21 +52,23 @@ def next_logits(
 def feed(
     model: BlockRecurrentLM,
     memory: DocumentMemory,
-    rows: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]] | None = None,
+    rows: Sequence[ArrayLike],
+    targets: Sequence[ArrayLike] | None = None,
 ) -> Fed:
     """Read a row of tokens in each lane, of different lengths perhaps. targets: as many, what to predict at each."""
-    nats = [0.0] * len(rows)
+    arrays = [np.asarray(row, np.int64) for row in rows]
+    wanted = None if targets is None else [np.asarray(row, np.int64) for row in targets]
+    nats = [0.0] * len(arrays)
     with evaluating(model):
-        for start, end in _cuts(model.config, memory, max(map(len, rows))):
-            piece, lengths = _padded(rows, start, end, memory.device)
-            if targets is None:
+        for start, end in _cuts(model.config, memory, max(map(len, arrays))):
+            piece, lengths = _padded(arrays, start, end, memory.device)
+            if wanted is None:
                 _, memory = model.hidden(piece, memory, lengths=lengths)
                 continue
-            wanted, _ = _padded(targets, start, end, memory.device)
-            loss = model.loss(piece, wanted, memory, lengths=lengths)
+            next_tokens, _ = _padded(wanted, start, end, memory.device)
+            loss = model.loss(piece, next_tokens, memory, lengths=lengths)
             memory = loss.memory
-            for lane, row in enumerate(rows):
+            for lane, row in enumerate(arrays):
                 real = max(min(end, len(row)) - start, 0)
                 nats[lane] += loss.per_token[lane, :real].double().sum().item()
     return Fed(memory, nats)
@@ -81,10 +85,13 @@ def _cuts(config: ModelConfig, memory: DocumentMemory, length: int) -> Iterator[
         start, end = end, end + size
 
 
-def _padded(rows: Sequence[Sequence[int]], start: int, end: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+def _padded(
+    rows: Sequence[NDArray[np.int64]], start: int, end: int, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
     """The columns from start to end, (B, columns), and how many of them each row has; None if it has them all."""
-    pieces = [list(row[start:end]) for row in rows]
+    pieces = [row[start:end] for row in rows]
     lengths = [len(piece) for piece in pieces]
-    longest = max(lengths)
-    padded = torch.tensor([piece + [0] * (longest - len(piece)) for piece in pieces], device=device)
-    return padded, None if min(lengths) == longest else torch.tensor(lengths)
+    padded = np.zeros((len(rows), max(lengths)), np.int64)
+    for lane, piece in enumerate(pieces):
+        padded[lane, : len(piece)] = piece
+    return torch.from_numpy(padded).to(device), None if min(lengths) == max(lengths) else torch.tensor(lengths)
