@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from browser import find_browser, opened
-from made_report import write_made_report
+from .browser import find_browser, opened
+from .made_report import write_made_report
 
 pytest.importorskip("playwright", reason="the page tests need playwright")
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium found: install Debian's package 'chromium'")

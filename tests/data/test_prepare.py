@@ -15,12 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_helpers import left_out, names
 
 from block_recurrent.data import Corpus
 from block_recurrent.data.prepare import PrepareSettings, prepare
 from block_recurrent.data.tokenizer import ByteTokenizer, Tokenizer
 from block_recurrent.errors import DataError
+
+from .data_helpers import left_out, names
 
 Make = Callable[..., Corpus]
 BINARY = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from block_recurrent.model.oracle import bucket
 from block_recurrent.nn.position import bucket_of
 
+from ..golden import check
+
 GOLDEN = Path(__file__).parents[1] / "golden"
-sys.path.insert(0, str(GOLDEN))
-import check  # noqa: E402
 
 NOT_MODELS = ("adafactor", "t5_buckets")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,9 @@ from block_recurrent.model.meliad import from_meliad
 from block_recurrent.model.oracle import Document, Oracle
 from block_recurrent.presets import SYSTEMS
 
+from ..golden import check
+
 GOLDEN = Path(__file__).parents[1] / "golden"
-sys.path.insert(0, str(GOLDEN))
-import check  # noqa: E402
 
 TOLERANCE = 1e-9
 TWO_RECURRENT_LAYERS = {"num_layers": 4, "recurrent_layers": (1, 3)}

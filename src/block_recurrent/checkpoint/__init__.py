@@ -1,0 +1,72 @@
+"""Checkpoint folders: whole or not there at all, hashed, and readable by every command. And `load_run`.
+
+A run is a folder:
+
+    config.toml                     the resolved configuration
+    tokenizer.model                 the SentencePiece file (none: bytes)
+    metrics.jsonl, log.txt          what happened
+    checkpoints/step-00001000/      manifest.json (step, validation, SHA-256 of every other file),
+                                    model.safetensors, and what training needs to go on
+
+A checkpoint is written into a hidden folder beside its place, synced and renamed, so that a crash at any moment leaves
+either no checkpoint or a whole one. A sharded run has `sharded/` (torch.distributed.checkpoint) instead of
+model.safetensors; `brt export` makes one file of it.
+"""
+
+from block_recurrent.checkpoint.folders import (
+    MANIFEST,
+    Checkpoint,
+    aside_of,
+    find_checkpoint,
+    finish,
+    list_checkpoints,
+    prune,
+    read_manifest,
+    remove,
+    set_aside,
+    step_folder,
+    step_of,
+    sweep,
+    verify,
+)
+from block_recurrent.checkpoint.weights import (
+    CONFIG,
+    SHARDED,
+    TOKENIZER,
+    WEIGHT_PREFIX,
+    WEIGHTS,
+    LoadedRun,
+    export,
+    load_run,
+    read_sharded,
+    read_weights,
+    write_tensors,
+)
+
+__all__ = [
+    "CONFIG",
+    "MANIFEST",
+    "SHARDED",
+    "TOKENIZER",
+    "WEIGHTS",
+    "WEIGHT_PREFIX",
+    "Checkpoint",
+    "LoadedRun",
+    "aside_of",
+    "export",
+    "find_checkpoint",
+    "finish",
+    "list_checkpoints",
+    "load_run",
+    "prune",
+    "read_manifest",
+    "read_sharded",
+    "read_weights",
+    "remove",
+    "set_aside",
+    "step_folder",
+    "step_of",
+    "sweep",
+    "verify",
+    "write_tensors",
+]

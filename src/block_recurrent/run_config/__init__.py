@@ -1,0 +1,35 @@
+"""`RunConfig`: everything that defines a training run, beside the model. Checked when made; no torch here.
+
+Values come from four places, each overriding the one before: the defaults of the sections, the preset of the system and
+size, a TOML file, and flags. What comes out is complete, and is saved with the run as `config.toml`.
+"""
+
+from block_recurrent.run_config.resolve import differences, merge, parse_setting, read_toml, resolve
+from block_recurrent.run_config.sections import (
+    DTYPES,
+    PARALLEL,
+    DataConfig,
+    EvalConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+    check_keys,
+)
+
+__all__ = [
+    "DTYPES",
+    "PARALLEL",
+    "DataConfig",
+    "EvalConfig",
+    "OptimizerConfig",
+    "RunConfig",
+    "ScheduleConfig",
+    "TrainConfig",
+    "check_keys",
+    "differences",
+    "merge",
+    "parse_setting",
+    "read_toml",
+    "resolve",
+]

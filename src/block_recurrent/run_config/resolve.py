@@ -1,0 +1,125 @@
+"""Where the values of a run come from, and what may differ when it goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from block_recurrent.errors import ConfigError
+from block_recurrent.presets import preset, preset_lanes
+from block_recurrent.run_config.sections import (
+    ENDING_SCHEDULES,
+    SECTIONS,
+    EvalConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+    check_keys,
+)
+
+# What our own sizes are trained with where nothing else is said; the paper's sizes have the paper's recipe.
+_BY_SIZE: dict[str, dict[str, dict[str, Any]]] = {
+    "micro": {
+        "train": {"steps": 1000, "save_every": 250},
+        "schedule": {"warmup": 100},
+        "eval": {"every": 250, "tokens": 16_384},
+    },
+    "tiny": {
+        "train": {"steps": 5000, "save_every": 500},
+        "schedule": {"warmup": 250},
+        "eval": {"every": 500, "tokens": 131_072},
+    },
+    "small": {"train": {"steps": 20_000, "save_every": 500}, "schedule": {"warmup": 500}, "eval": {"every": 500}},
+}
+
+
+def resolve(given: Mapping[str, Any], vocab_size: int) -> RunConfig:
+    """The preset of the system and size, with all else that was given (by file and flags) laid over it."""
+    check_keys(given)
+    system, size = given["system"], given["size"]
+    if given.get("model", {}).get("vocab_size", vocab_size) != vocab_size:
+        raise ConfigError(
+            f"model.vocab_size is {given['model']['vocab_size']}, but the data has {vocab_size} pieces, the document "
+            "mark included: leave it out"
+        )
+    model = preset(system, size, vocab_size).to_dict()
+    values = {"model": model, "train": {"lanes": preset_lanes(system, size)}}
+    values = merge(merge(values, _BY_SIZE.get(size, {})), given)
+    values["schedule"] = _learning_rates(values) | values.get("schedule", {})
+    return RunConfig.from_dict(values)
+
+
+def _learning_rates(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The paper's for Adafactor; a tenth of its peak for AdamW, whose steps are not scaled by the size of a weight."""
+    kind = values.get("schedule", {}).get("kind", ScheduleConfig.kind)
+    adamw = values.get("optimizer", {}).get("name") == "adamw"
+    if kind == "inverse-sqrt":
+        return {"learning_rate": 0.1 if adamw else 1.0}
+    first = 0.001 if adamw else 0.01
+    if kind not in ENDING_SCHEDULES:
+        return {"learning_rate": first}
+    steps = values.get("train", {}).get("steps", TrainConfig.steps)
+    return {"learning_rate": first, "final_learning_rate": first / 10, "decay_steps": steps}
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two configurations in plain values, key by key."""
+    merged = dict(below)
+    for name, value in above.items():
+        merged[name] = {**below.get(name, {}), **value} if name in SECTIONS else value
+    return merged
+
+
+def parse_setting(text: str) -> dict[str, Any]:
+    """`section.key=value` of the command line; the value is written as in TOML, and a plain word is a text."""
+    path, equals, value = text.partition("=")
+    section, dot, key = path.strip().partition(".")
+    if not (equals and dot and section and key):
+        raise ConfigError(f"--set {text}: it must be section.key=value, such as train.lanes=8")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    return {section: {key: parsed}}
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """A configuration file in plain values."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"'{path}' can't be read: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"'{path}' is not a TOML file: {error}") from None
+
+
+# What may change between a run and its continuation: none of it changes what is learned.
+_FREE = {
+    "data": {"path", "prefetch"},
+    "train": {
+        "steps",
+        "device",
+        "compile",
+        "checkpoint_activations",
+        "parallel",
+        "save_every",
+        "keep",
+        "log_every",
+        "init_from",
+    },
+    "eval": {item.name for item in dataclasses.fields(EvalConfig)},
+}
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """What differs in a way that matters, as `section.key old -> new`."""
+    before, after = old.to_dict(), new.to_dict()
+    return [
+        f"{section}.{key} {before[section].get(key, 'unset')} -> {after[section].get(key, 'unset')}"
+        for section in SECTIONS
+        for key in sorted(before[section].keys() | after[section].keys())
+        if key not in _FREE.get(section, ()) and before[section].get(key) != after[section].get(key)
+    ]
