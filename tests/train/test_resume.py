@@ -107,7 +107,7 @@ def test_every_way_of_working(
 KILLED_WHILE_SAVING = """
 import json, os, signal, sys
 from pathlib import Path
-from block_recurrent import checkpoint
+from block_recurrent.checkpoint import folders
 from block_recurrent.run_config import RunConfig
 from block_recurrent.train import loop, snapshot
 
@@ -124,9 +124,9 @@ def deadly(function, wanted):
 if moment == "weights":      # between two files
     snapshot.write_tensors = deadly(snapshot.write_tensors, lambda path, *_: path.name == "optimizer.safetensors")
 elif moment == "manifest":   # all files are there, the manifest is not
-    checkpoint._sha256 = deadly(checkpoint._sha256, lambda path: True)
+    folders._sha256 = deadly(folders._sha256, lambda path: True)
 else:                        # the last moment before it counts
-    checkpoint.os.replace = deadly(os.replace, lambda source, target: str(source).endswith(".part"))
+    folders.os.replace = deadly(os.replace, lambda source, target: str(source).endswith(".part"))
 loop.train(config, run)
 """
 

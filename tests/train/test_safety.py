@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,8 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from block_recurrent import checkpoint as checkpoints
-from block_recurrent.checkpoint import find_checkpoint, list_checkpoints, load_run
+from block_recurrent.checkpoint import find_checkpoint, folders, list_checkpoints, load_run, read_weights
 from block_recurrent.data import LaneStream, load_tokenizer
 from block_recurrent.data.prepare import PrepareSettings, prepare
 from block_recurrent.errors import CheckpointError, ConfigError, TrainingError
@@ -90,7 +90,7 @@ def test_weights_that_are_not_finite_are_not_saved(make_config: MakeConfig, tmp_
 
 
 def _all_finite(path: Path) -> bool:
-    return all(bool(x.isfinite().all()) for x in checkpoints.read_weights(path).values())
+    return all(bool(x.isfinite().all()) for x in read_weights(path).values())
 
 
 @pytest.mark.parametrize("where", ["tensors", "memory", "manifest"])
@@ -111,9 +111,9 @@ def test_full_disk(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.
         if where == "tensors":
             patch.setattr(snapshot, "write_tensors", fails(snapshot.write_tensors))
         elif where == "memory":
-            patch.setattr("os.fsync", fails(checkpoints.os.fsync))
+            patch.setattr("os.fsync", fails(os.fsync))
         else:
-            patch.setattr(checkpoints, "_sha256", fails(checkpoints._sha256))
+            patch.setattr(folders, "_sha256", fails(folders._sha256))
         with pytest.raises(CheckpointError, match=r"step 8 can't be written.*No space left on device"):
             train(config, run)
     assert names(run) == ["step-00000004", "step-00000006"]
