@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "block_recurrent"
 # The ground floor (0) is one room of several files.
 FLOORS = {
     "errors": 0,
+    "allocator": 0,
     "config": 0,
     "presets": 0,
     "run_config": 0,

@@ -18,12 +18,23 @@ _HOMES = {
     "ModelConfig": "config",
     "Session": "generate.session",
     "from_meliad": "model.meliad",
+    "keep_freed_memory": "allocator",
     "preset": "presets",
 }
 
-__all__ = ["BlockRecurrentLM", "DocumentMemory", "ModelConfig", "Session", "__version__", "from_meliad", "preset"]
+__all__ = [
+    "BlockRecurrentLM",
+    "DocumentMemory",
+    "ModelConfig",
+    "Session",
+    "__version__",
+    "from_meliad",
+    "keep_freed_memory",
+    "preset",
+]
 
 if TYPE_CHECKING:
+    from block_recurrent.allocator import keep_freed_memory
     from block_recurrent.config import ModelConfig
     from block_recurrent.generate.session import Session
     from block_recurrent.model.language_model import BlockRecurrentLM

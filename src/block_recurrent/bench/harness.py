@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from block_recurrent.allocator import keep_freed_memory
+
 PACKAGES = ("block-recurrent", "torch", "numpy", "sentencepiece")
 
 
@@ -70,6 +72,7 @@ def _peak_bytes(work: Callable[..., object], arguments: tuple[Any, ...]) -> int:
     from block_recurrent.train import optimizer
 
     assert optimizer
+    keep_freed_memory()
     before = resident_bytes()
     work(*arguments)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from block_recurrent.allocator import keep_freed_memory
 from block_recurrent.errors import BlockRecurrentError, did_you_mean
 
 COMMANDS = {
@@ -118,7 +119,9 @@ def _dispatch(argv: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     module.add_arguments(parser)
-    return module.run(parser.parse_args(rest)) or 0
+    args = parser.parse_args(rest)
+    keep_freed_memory()
+    return module.run(args) or 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

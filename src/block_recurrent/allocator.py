@@ -1,0 +1,25 @@
+"""Memory that tensors have used stays with the process."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+_NEVER = -1
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep what is freed for the next tensor, instead of giving it back to the system; whether it did.
+
+    By default every tensor above some megabytes comes from the system and goes back when it is freed, and the system
+    clears its pages each time: a tenth of a training step at size 160m. Other systems than Linux with glibc are left as
+    they are.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library
+        return False
+    return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))
