@@ -14,7 +14,7 @@ from block_recurrent.model.loss import cross_entropy
 def held(request, monkeypatch):
     """Logits held at once: all, those of one token (though even that is too many), of two, of five."""
     if request.param is not None:
-        monkeypatch.setattr(loss_module, "LOGITS_AT_ONCE", request.param)
+        monkeypatch.setattr(loss_module, "MOST_LOGITS", request.param)
 
 
 @pytest.fixture

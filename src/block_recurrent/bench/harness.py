@@ -75,9 +75,15 @@ def _peak_bytes(work: Callable[..., object], arguments: tuple[Any, ...]) -> int:
     keep_freed_memory()
     before = resident_bytes()
     work(*arguments)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    return _peak_resident_bytes() - before
 
 
 def resident_bytes() -> int:
     with open("/proc/self/statm") as numbers:
         return int(numbers.read().split()[1]) * resource.getpagesize()
+
+
+def _peak_resident_bytes() -> int:
+    """Of this process since its program was started; `getrusage` would count its parent's memory before that, too."""
+    with open("/proc/self/status") as lines:
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from block_recurrent.nn.norm import at_least_float32
 
-# Logits held at once: 64 MiB in float32.
-LOGITS_AT_ONCE = 2**24
+# Logits held at once: at most 64 MiB in float32, and not so few that the calls themselves cost time.
+MOST_LOGITS, FEWEST_LOGITS = 2**24, 2**20
+# Beyond so many nats a probability is no longer a normal float32, and its logarithm is not exact.
+EXACT_UP_TO = 80.0
 
 
 class CrossEntropy(NamedTuple):
@@ -39,22 +41,11 @@ class _CrossEntropy(torch.autograd.Function):
         per_token = hidden.new_empty(len(hidden), dtype=at_least_float32(hidden[:0]).dtype)
         d_hidden = torch.empty_like(hidden) if need_hidden else None
         d_table = torch.zeros_like(table, dtype=per_token.dtype) if need_table else None
-        chunk = max(1, LOGITS_AT_ONCE // len(table))
+        chunk = _tokens_at_once(table)
         for part in (slice(i, i + chunk) for i in range(0, len(hidden), chunk)):
-            logits = at_least_float32(hidden[part] @ table.T)
-            target = targets[part, None]
-            log_sum = logits.logsumexp(-1, keepdim=True)
-            per_token[part] = (log_sum - logits.gather(1, target)).squeeze(1)
-            if d_hidden is None and d_table is None:
-                continue
-            # The gradient of -log p[target] is p - onehot(target); tokens that do not count have none.
-            d_logits = logits.sub_(log_sum).exp_()
-            d_logits.scatter_add_(1, target, torch.full_like(target, -1, dtype=logits.dtype))
-            d_logits = d_logits.mul_(counts[part, None]).to(hidden.dtype)
-            if d_hidden is not None:
-                torch.mm(d_logits, table, out=d_hidden[part])
-            if d_table is not None:
-                d_table.addmm_(d_logits.T.to(d_table.dtype), hidden[part].to(d_table.dtype))
+            d_part = None if d_hidden is None else d_hidden[part]
+            per_token[part] = _one_chunk(hidden[part], table, targets[part, None], counts[part, None], d_part, d_table)
+        _repair(per_token, hidden, table, targets)
         ctx.save_for_backward(d_hidden, None if d_table is None else d_table.to(table.dtype))
         ctx.mark_non_differentiable(per_token)
         return torch.where(counts, per_token, 0).sum(), per_token
@@ -64,3 +55,41 @@ class _CrossEntropy(torch.autograd.Function):
         d_hidden, d_table = ctx.saved_tensors
         scaled = (None if d is None else d * grads[0].to(d.dtype) for d in (d_hidden, d_table))
         return next(scaled), next(scaled), None, None
+
+
+def _one_chunk(
+    hidden: Tensor, table: Tensor, target: Tensor, counts: Tensor, d_hidden: Tensor | None, d_table: Tensor | None
+) -> Tensor:
+    """The losses of some tokens; gradients are written to `d_hidden` and added to `d_table`.
+
+    A function, so that the logits are gone before the next ones are made: they then take the same place in the cache.
+    """
+    logits = at_least_float32(hidden @ table.T)
+    if d_hidden is None and d_table is None:
+        return (logits.logsumexp(-1, keepdim=True) - logits.gather(1, target)).squeeze(1)
+    # Softmax row by row, in place: the logits pass through memory once.
+    probabilities = torch.softmax(logits, -1, out=logits)
+    of_target = probabilities.gather(1, target)
+    # The gradient of -log p[target] is p - onehot(target); tokens that do not count have none.
+    d_logits = probabilities.scatter_(1, target, of_target - 1).to(hidden.dtype)
+    if d_hidden is not None:
+        torch.mm(d_logits, table, out=d_hidden).mul_(counts)
+    if d_table is not None:
+        d_table.addmm_(d_logits.T.to(d_table.dtype), (hidden * counts).to(d_table.dtype))
+    return -of_target.log().squeeze(1)
+
+
+def _tokens_at_once(table: Tensor) -> int:
+    """As many as a vector is long: then the table's gradient, which every chunk adds to, is no larger than the logits."""
+    V, D = table.shape
+    return max(1, min(max(D, FEWEST_LOGITS // V), MOST_LOGITS // V))
+
+
+def _repair(per_token: Tensor, hidden: Tensor, table: Tensor, targets: Tensor) -> None:
+    """Losses so large that the probability itself was rounded to nothing, from the logits, in place."""
+    lost = (per_token > EXACT_UP_TO).nonzero().squeeze(1)
+    if len(lost) == 0:
+        return
+    for part in lost.split(_tokens_at_once(table)):
+        logits = at_least_float32(hidden[part] @ table.T)
+        per_token[part] = logits.logsumexp(-1) - logits.gather(1, targets[part, None]).squeeze(1)

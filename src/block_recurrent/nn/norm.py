@@ -48,9 +48,10 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         x, weight, inverse = ctx.saved_tensors
-        product = grads[0] * x
-        d_weight = (product * inverse).flatten(0, -2).sum(0)
-        along = product.mul_(weight).sum(-1, keepdim=True)
+        product = (grads[0] * x).flatten(0, -2)
+        # Sums along rows and columns as products with a vector: one pass each, and nothing new of the size of x.
+        d_weight = inverse.flatten() @ product
+        along = (product @ weight).view_as(inverse)
         d_x = (grads[0] * weight).mul_(inverse)
         return d_x.addcmul_(x, along.mul_(inverse**3), value=-1 / x.shape[-1]), d_weight
 

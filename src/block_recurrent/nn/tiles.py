@@ -72,10 +72,10 @@ class _TiledWindowAttention(torch.autograd.Function):
                 mask = scaled_mask(ctx.kept[number], ctx.dropout, weights.dtype)
                 dropped = weights * mask
                 d_weights.mul_(mask)
-            dv[lanes, band].baddbmm_(dropped.transpose(1, 2), d_out[lanes, queries])
+            dv[lanes, band] += torch.bmm(dropped.transpose(1, 2), d_out[lanes, queries])
             d_logits = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype)
             torch.bmm(d_logits, k3[lanes, band], out=dq[lanes, queries])
-            dk[lanes, band].baddbmm_(d_logits.transpose(1, 2), q3[lanes, queries])
+            dk[lanes, band] += torch.bmm(d_logits.transpose(1, 2), q3[lanes, queries])
             n, L = d_logits.shape[1:]
             d_bias[:, :n, :L] += d_logits.view(-1, H, n, L).sum(0) if len(d_logits) > H else d_logits
         return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape), gather_by_distance(d_bias, W), None
