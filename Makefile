@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install test test-slow lint wheel clean
+.PHONY: install demo test test-slow lint wheel clean
 
 install: $(STAMP)
 
@@ -12,6 +12,10 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(STAMP)
+
+# All of it in about five minutes; the same command goes on where it stopped.
+demo: $(STAMP)
+	$(BIN)/brt demo
 
 # Two workers of one thread each are faster on two cores than one worker of two threads: most tests are tiny.
 test: $(STAMP)

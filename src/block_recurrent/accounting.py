@@ -54,7 +54,7 @@ def _state_maps(config: ModelConfig) -> int:
         "skip": attention_gate,
         "single": 2 * HK * F + mlp_gate,
         "dual": attention_gate + D * F + mlp_gate,
-    }[config.gate_config]
+    }.get(config.gate_config, attention_gate)  # an update of a user's own: as if it were skip
     return 4 * D * HK + update
 
 

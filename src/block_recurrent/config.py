@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from block_recurrent.errors import ConfigError, did_you_mean
 
-GATES = ("fixed", "lstm")
-GATE_CONFIGS = ("dual", "single", "skip")
+GATES = ["fixed", "lstm"]
+GATE_CONFIGS = ["dual", "single", "skip"]
+
+
+def know_gate(name: str) -> None:
+    """Allow a name as `gate`. `register_gate` of `nn.gates` calls it."""
+    if name not in GATES:
+        GATES.append(name)
+
+
+def know_gate_config(name: str) -> None:
+    """Allow a name as `gate_config`. `register_update` of `model.cell` calls it."""
+    if name not in GATE_CONFIGS:
+        GATE_CONFIGS.append(name)
 
 
 @dataclass(frozen=True)
@@ -163,7 +175,7 @@ def _check_rate(name: str, value: Any) -> None:
         raise ConfigError(f"{name} is {value!r}: it must be a number from 0 up to, but not including, 1")
 
 
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     if value not in choices:
         raise ConfigError(
             f"{name} is {value!r}: it must be one of {', '.join(choices)}{did_you_mean(str(value), choices)}"

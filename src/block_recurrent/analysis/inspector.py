@@ -21,7 +21,7 @@ from block_recurrent.model.cell import RecurrentCell
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.nn.attention import split_heads
-from block_recurrent.nn.gates import FixedGate, LSTMGate
+from block_recurrent.nn.gates import Gate
 from block_recurrent.nn.norm import unit_length
 
 MOST_CHANGED = 10
@@ -163,9 +163,9 @@ def _watched(model: BlockRecurrentLM, traces: dict[int, _Trace]) -> Iterator[dic
         return hook
 
     def note_gate(trace: _Trace, name: str) -> Callable[..., None]:
-        def hook(gate: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            for kind, mean in _openness(gate, args[0]).items():
-                trace.gates.setdefault(f"{name} {kind}", []).append(mean)
+        def hook(gate: Gate, args: tuple[Tensor, ...], output: Tensor) -> None:
+            for kind, mean in gate.openness(args[0]).items():
+                trace.gates.setdefault(f"{name} {kind}", []).append(mean.item())
 
         return hook
 
@@ -175,21 +175,10 @@ def _watched(model: BlockRecurrentLM, traces: dict[int, _Trace]) -> Iterator[dic
     ]
     for i, trace in traces.items():
         for name, module in model.layers[i].named_modules():
-            if isinstance(module, (FixedGate, LSTMGate)):
+            if isinstance(module, Gate):
                 handles.append(module.register_forward_hook(note_gate(trace, name.split(".")[-1])))
     try:
         yield inputs
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _openness(gate: nn.Module, h: Tensor) -> dict[str, float]:
-    """How much of the old state stays, and how much of the new comes in, on average over states and numbers."""
-    if isinstance(gate, FixedGate):
-        return {"keep": gate.bias.sigmoid().mean().item()}
-    assert isinstance(gate, LSTMGate)
-    return {
-        "forget": (gate.forget(h) + gate.forget_bias + 1).sigmoid().mean().item(),
-        "input": (gate.input(h) + gate.input_bias - 1).sigmoid().mean().item(),
-    }

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import platform
 import resource
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,13 +25,21 @@ def best_seconds(
     `clear` runs after each, not timed.
     """
     best = dict.fromkeys(candidates, float("inf"))
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
         for name, candidate in candidates.items():
+            tell(f"round {number} of {rounds}: {name}")
             begin = time.perf_counter()
             candidate()
             best[name] = min(best[name], time.perf_counter() - begin)
             clear()
+    tell("")
     return best
+
+
+def tell(text: str) -> None:
+    """What a benchmark is doing, on a terminal's last line; nothing where stderr is a file."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def report(rows: list[dict[str, Any]], command: str) -> dict[str, Any]:

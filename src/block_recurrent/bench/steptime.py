@@ -27,6 +27,7 @@ NOTE = (
     "most memory that such a step has in use, measured in a process of its own."
 )
 REFERENCE = "slide-plus"
+GEMM_TRIES = 3
 OWN_SIZES = ("micro", "tiny", "small")
 """Sizes made for two cores: measured with all lanes of their preset and with the optimizer."""
 
@@ -54,9 +55,11 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
         for name, config in configs.items()
     }
     gemms = _gemms(configs[REFERENCE], lanes[REFERENCE])
-    best = best_seconds(candidates | {name: product for name, (product, _) in gemms.items()}, args.repeats + 1)
+    # A product is short beside a step: tried several times a round, so that it has as good a chance of a quiet moment.
+    products = {f"{name} #{n}": product for name, (product, _) in gemms.items() for n in range(GEMM_TRIES)}
+    best = best_seconds(candidates | products, args.repeats + 1)
     candidates.clear()
-    rate = max(flops / best[name] for name, (_, flops) in gemms.items())
+    rate = max(flops / best[f"{name} #{n}"] for name, (_, flops) in gemms.items() for n in range(GEMM_TRIES))
     costs = {name: cost_of(config).flops_per_token for name, config in configs.items()}
     rows = []
     for name in _known(args.systems):

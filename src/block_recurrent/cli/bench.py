@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from block_recurrent.cli.table import markdown, print_table
 from block_recurrent.errors import BlockRecurrentError
 
 BENCHMARKS = ("data", "length", "peers", "steptime", "write")
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         module.add_arguments(sub)
         sub.add_argument("--json", type=Path, metavar="FILE", help="also write rows, machine and versions as JSON")
+        sub.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table as Markdown")
         sub.set_defaults(benchmark=module)
 
 
@@ -39,22 +41,26 @@ def run(args: argparse.Namespace) -> int:
     from block_recurrent.bench.harness import report
 
     result = report(args.benchmark.run(args), shlex.join(["brt", *sys.argv[1:]]))
-    _print_rows(result["rows"])
-    machine, versions = result["machine"], result["versions"]
+    head, rows = _cells(result["rows"])
+    machine = result["machine"]
+    where = [f"{machine['processor']}, {machine['cores']} cores", *map(" ".join, result["versions"].items())]
+    print_table(head, rows)
     print(args.benchmark.NOTE)
-    print(
-        f"{machine['processor']}, {machine['cores']} cores; " + ", ".join(" ".join(pair) for pair in versions.items())
-    )
-    if args.json:
-        try:
-            args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise BlockRecurrentError(f"can't write '{args.json}': {error.strerror}") from None
+    print("; ".join(where))
+    _write(args.json, json.dumps(result, indent=1) + "\n")
+    text = f"`{result['command']}`\n\n{markdown(head, rows)}\n{args.benchmark.NOTE}\n\nOn {'; '.join(where)}.\n"
+    _write(args.markdown, text)
     return 0
 
 
-def _print_rows(rows: list[dict[str, Any]]) -> None:
-    table = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    return list(rows[0]), [["" if value is None else str(value) for value in row.values()] for row in rows]
+
+
+def _write(path: Path | None, text: str) -> None:
+    if path is None:
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BlockRecurrentError(f"can't write '{path}': {error.strerror}") from None

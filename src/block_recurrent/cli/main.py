@@ -18,6 +18,7 @@ from block_recurrent.errors import BlockRecurrentError, did_you_mean
 
 COMMANDS = {
     # name: (module, what it does, an example)
+    "demo": ("demo", "all of it in five minutes, on text that every machine has", "brt demo"),
     "train": (
         "train",
         "train a model, or go on training it",
@@ -66,8 +67,15 @@ COMMANDS = {
         "train a vocabulary of your own",
         "brt tokenizer train --vocab-size 8000 --out books.model books/",
     ),
+    "reproduce": (
+        "reproduce",
+        "a table of the paper, at a size that this machine can train",
+        "brt reproduce table1 --size tiny --data build/books --budget 20",
+    ),
     "bench": ("bench", "measure speed, side by side", "brt bench data"),
     "presets": ("presets", "list the systems and sizes of the paper", "brt presets --size tiny"),
+    "doctor": ("doctor", "what this machine has, and what is made of it", "brt doctor"),
+    "completion": ("completion", "complete commands with the tab key", "brt completion bash > ~/.brt && . ~/.brt"),
 }
 
 USER_ERROR = 2
@@ -97,7 +105,8 @@ def _overview() -> str:
     return "\n".join(lines)
 
 
-def _dispatch(argv: Sequence[str]) -> int:
+def dispatch(argv: Sequence[str]) -> int:
+    """Run one command; errors of ours are raised."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
@@ -127,7 +136,7 @@ def _dispatch(argv: Sequence[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. A user's error is one line on stderr and exit code 2."""
     try:
-        return _dispatch(sys.argv[1:] if argv is None else argv)
+        return dispatch(sys.argv[1:] if argv is None else argv)
     except BlockRecurrentError as error:
         print(f"brt: error: {error}", file=sys.stderr)
         return USER_ERROR

@@ -33,6 +33,15 @@ class Curve:
             "documents": self.documents.tolist(),
         }
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Curve:
+        """The inverse of `to_dict`."""
+        return cls(
+            np.array(values["positions"], np.int64),
+            np.array(values["bits_per_token"], np.float64),
+            np.array(values["documents"], np.int64),
+        )
+
 
 class CumulativeCurve:
     """Takes losses as they come and holds one number per grid position and per document."""

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from block_recurrent.config import ModelConfig
+from block_recurrent.config import ModelConfig, know_gate_config
 from block_recurrent.model.blocks import BlockGrid
 from block_recurrent.model.memory import KeptView
 from block_recurrent.nn.attention import attend, merge_heads, split_heads
-from block_recurrent.nn.gates import GATES
+from block_recurrent.nn.gates import GATES, Gate
 from block_recurrent.nn.linear import linear, normal, ones
 from block_recurrent.nn.norm import RMSNorm, unit_length
 
@@ -127,7 +127,7 @@ class SkipUpdate(nn.Module):
 
     def __init__(self, config: ModelConfig, attention_dim: int) -> None:
         super().__init__()
-        self.attention_gate = _gate(config, attention_dim)
+        self.attention_gate = make_gate(config, attention_dim)
 
     def forward(self, attention: Tensor, state: Tensor) -> Tensor:
         return self.attention_gate(attention, state)
@@ -139,7 +139,7 @@ class SingleUpdate(nn.Module):
     def __init__(self, config: ModelConfig, attention_dim: int) -> None:
         super().__init__()
         self.hidden = linear(attention_dim, config.mlp_dim)
-        self.mlp_gate = _gate(config, config.mlp_dim)
+        self.mlp_gate = make_gate(config, config.mlp_dim)
 
     def forward(self, attention: Tensor, state: Tensor) -> Tensor:
         return self.mlp_gate(self.hidden(attention).relu(), state)
@@ -150,10 +150,10 @@ class DualUpdate(nn.Module):
 
     def __init__(self, config: ModelConfig, attention_dim: int) -> None:
         super().__init__()
-        self.attention_gate = _gate(config, attention_dim)
+        self.attention_gate = make_gate(config, attention_dim)
         self.mlp_norm = RMSNorm(config.d_model)
         self.hidden = linear(config.d_model, config.mlp_dim)
-        self.mlp_gate = _gate(config, config.mlp_dim)
+        self.mlp_gate = make_gate(config, config.mlp_dim)
 
     def forward(self, attention: Tensor, state: Tensor) -> Tensor:
         state = self.attention_gate(attention, state)
@@ -163,5 +163,15 @@ class DualUpdate(nn.Module):
 UPDATES: dict[str, type[nn.Module]] = {"dual": DualUpdate, "single": SingleUpdate, "skip": SkipUpdate}
 
 
-def _gate(config: ModelConfig, in_dim: int) -> nn.Module:
+def register_update(name: str, update: type[nn.Module]) -> None:
+    """Make an update of the state known under the name that `ModelConfig.gate_config` gives it.
+
+    `update(config, attention_dim)` makes the module, whose `forward(attention, state)` gives the next state.
+    """
+    know_gate_config(name)
+    UPDATES[name] = update
+
+
+def make_gate(config: ModelConfig, in_dim: int) -> Gate:
+    """The gate that the configuration names."""
     return GATES[config.gate](in_dim, config.d_model, config.has_gate_bias, config.has_gate_tanh)

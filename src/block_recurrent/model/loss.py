@@ -80,7 +80,7 @@ def _one_chunk(
 
 
 def _tokens_at_once(table: Tensor) -> int:
-    """As many as a vector is long: then the table's gradient, which every chunk adds to, is no larger than the logits."""
+    """As many as a vector is long: the table's gradient, which every chunk adds to, is then no larger than logits."""
     V, D = table.shape
     return max(1, min(max(D, FEWEST_LOGITS // V), MOST_LOGITS // V))
 

@@ -1,7 +1,6 @@
 """Gates: how the recurrent state takes in something new (SPEC section 4, paper section 3.2).
 
-A gate is a module with `forward(h, state) -> state`: `h` is what enters the last linear map of the cell. To add one,
-write the class and put it into GATES under the name that `ModelConfig.gate` gives it.
+`register_gate` adds one of your own: docs/extending.md.
 """
 
 from __future__ import annotations
@@ -9,11 +8,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from block_recurrent import config
 from block_recurrent.nn.linear import linear, normal
 
 # Small and not zero: Adafactor scales updates by the size of a parameter, so a bias of zero would never train.
 BIAS_DEVIATION = 0.1
 GATE_VARIANCE = 0.1
+
+
+class Gate(nn.Module):
+    """`gate(h, state)` is the next state (B, S, D); `h` (B, S, in_dim) enters the last linear map of the cell."""
+
+    def __init__(self, in_dim: int, width: int, has_bias: bool, has_tanh: bool) -> None:
+        super().__init__()
+        self.candidate = Candidate(in_dim, width, has_bias, has_tanh)
+
+    def forward(self, h: Tensor, state: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def openness(self, h: Tensor) -> dict[str, Tensor]:
+        """For watching: means by name, such as how much of the old state stays."""
+        return {}
 
 
 class Candidate(nn.Module):
@@ -30,33 +45,47 @@ class Candidate(nn.Module):
         return z.tanh() if self.has_tanh else z
 
 
-class FixedGate(nn.Module):
+class FixedGate(Gate):
     """A learned average, the same for every token and state: c' = c g + z (1 - g)."""
 
     def __init__(self, in_dim: int, width: int, has_bias: bool, has_tanh: bool) -> None:
-        super().__init__()
-        self.candidate = Candidate(in_dim, width, has_bias, has_tanh)
+        super().__init__(in_dim, width, has_bias, has_tanh)
         self.bias = normal(width, deviation=BIAS_DEVIATION)
 
     def forward(self, h: Tensor, state: Tensor) -> Tensor:
         return torch.lerp(self.candidate(h).to(state.dtype), state, self.bias.sigmoid())
 
+    def openness(self, h: Tensor) -> dict[str, Tensor]:
+        return {"keep": self.bias.sigmoid().mean()}
 
-class LSTMGate(nn.Module):
+
+class LSTMGate(Gate):
     """Input and forget gates that depend on h: c' = c f + z i. The constants make it remember at first."""
 
     def __init__(self, in_dim: int, width: int, has_bias: bool, has_tanh: bool) -> None:
-        super().__init__()
-        self.candidate = Candidate(in_dim, width, has_bias, has_tanh)
+        super().__init__(in_dim, width, has_bias, has_tanh)
         self.input = linear(in_dim, width, GATE_VARIANCE)
         self.input_bias = normal(width, deviation=BIAS_DEVIATION)
         self.forget = linear(in_dim, width, GATE_VARIANCE)
         self.forget_bias = normal(width, deviation=BIAS_DEVIATION)
 
     def forward(self, h: Tensor, state: Tensor) -> Tensor:
-        i = (self.input(h) + (self.input_bias - 1)).sigmoid()
-        f = (self.forget(h) + (self.forget_bias + 1)).sigmoid()
-        return state * f + self.candidate(h) * i
+        return state * self._forget(h) + self.candidate(h) * self._input(h)
+
+    def openness(self, h: Tensor) -> dict[str, Tensor]:
+        return {"forget": self._forget(h).mean(), "input": self._input(h).mean()}
+
+    def _input(self, h: Tensor) -> Tensor:
+        return (self.input(h) + (self.input_bias - 1)).sigmoid()
+
+    def _forget(self, h: Tensor) -> Tensor:
+        return (self.forget(h) + (self.forget_bias + 1)).sigmoid()
 
 
-GATES: dict[str, type[nn.Module]] = {"fixed": FixedGate, "lstm": LSTMGate}
+GATES: dict[str, type[Gate]] = {"fixed": FixedGate, "lstm": LSTMGate}
+
+
+def register_gate(name: str, gate: type[Gate]) -> None:
+    """Make a gate known under the name that `ModelConfig.gate` gives it."""
+    config.know_gate(name)
+    GATES[name] = gate

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
-from block_recurrent.nn.gates import FixedGate, LSTMGate
+from block_recurrent.nn.gates import Gate
 
 
 class GateWatch:
@@ -26,11 +26,11 @@ class GateWatch:
         self._calls: dict[str, int] = {}
         for number, layer in enumerate(model.layers, start=1):
             for name, gate in layer.named_modules():
-                if isinstance(gate, (FixedGate, LSTMGate)):
+                if isinstance(gate, Gate):
                     gate.register_forward_hook(self._hook(f"layer{number}/{name.split('.')[-1]}"))
 
-    def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(gate: nn.Module, args: tuple[Tensor, ...], _: Tensor) -> None:
+    def _hook(self, name: str) -> Callable[[Gate, Any, Any], None]:
+        def hook(gate: Gate, args: tuple[Tensor, ...], _: Tensor) -> None:
             being_recomputed = torch._C._current_graph_task_id() != -1  # a backward pass is under way
             if gate.training and not being_recomputed:
                 self._add(name, gate, args[0])
@@ -39,8 +39,8 @@ class GateWatch:
 
     @torch.compiler.disable
     @torch.no_grad()
-    def _add(self, name: str, gate: nn.Module, h: Tensor) -> None:
-        for kind, mean in _openness(gate, h[:1]).items():
+    def _add(self, name: str, gate: Gate, h: Tensor) -> None:
+        for kind, mean in gate.openness(h[:1]).items():
             key = f"{name}/{kind}"
             self._sums[key] = self._sums[key] + mean if key in self._sums else mean
             self._calls[key] = self._calls.get(key, 0) + 1
@@ -50,16 +50,6 @@ class GateWatch:
         means = {key: total.float() / self._calls[key] for key, total in self._sums.items()}
         self._sums, self._calls = {}, {}
         return means
-
-
-def _openness(gate: nn.Module, h: Tensor) -> dict[str, Tensor]:
-    if isinstance(gate, FixedGate):
-        return {"keep": gate.bias.sigmoid().mean()}
-    assert isinstance(gate, LSTMGate)
-    return {
-        "forget": (gate.forget(h) + gate.forget_bias + 1).sigmoid().mean(),
-        "input": (gate.input(h) + gate.input_bias - 1).sigmoid().mean(),
-    }
 
 
 def state_norms(memories: list[DocumentMemory]) -> dict[str, Tensor]:

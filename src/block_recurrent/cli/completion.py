@@ -1,0 +1,82 @@
+"""`brt completion`: a script that completes commands and options with the tab key."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Iterator
+
+SHELLS = ("bash", "zsh", "fish")
+
+# Commands come first, then the commands of a command (`brt data prepare`), then options; files complete as always.
+_BASH = """_brt() {{
+    local words="" path="${{COMP_WORDS[1]}}"
+    if [ "$COMP_CWORD" -eq 1 ]; then path=""; fi
+    if [ "$COMP_CWORD" -gt 2 ]; then path="$path ${{COMP_WORDS[2]}}"; fi
+    case "$path" in
+{cases}
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -o default -F _brt brt
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS, help="put the output where your shell finds it, see the example")
+
+
+def run(args: argparse.Namespace) -> int:
+    tree = dict(_words())
+    if args.shell == "fish":
+        print("\n".join(_fish(tree)))
+        return 0
+    if args.shell == "zsh":
+        print("autoload -U +X bashcompinit && bashcompinit")
+    cases = "\n".join(
+        f'        "{path}"{_any_below(path, tree)}) words="{" ".join(words)}";;' for path, words in tree.items()
+    )
+    print(_BASH.format(cases=cases), end="")
+    return 0
+
+
+def _any_below(path: str, tree: dict[str, list[str]]) -> str:
+    """Commands without commands of their own match whatever their first argument is."""
+    has_commands = any(other.startswith(f"{path} ") for other in tree)
+    return "" if not path or " " in path or has_commands else "*"
+
+
+def _words() -> Iterator[tuple[str, list[str]]]:
+    """What may follow `brt`, `brt COMMAND` and `brt COMMAND COMMAND`."""
+    from block_recurrent.cli.main import COMMANDS
+
+    yield "", [*COMMANDS, "--help", "--version"]
+    for name, (module, _, _) in COMMANDS.items():
+        parser = argparse.ArgumentParser(add_help=True)
+        importlib.import_module(f"block_recurrent.cli.{module}").add_arguments(parser)
+        below = _commands_of(parser)
+        yield name, [*below, *_options_of(parser)]
+        for command, sub in below.items():
+            yield f"{name} {command}", _options_of(sub)
+
+
+def _commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
+
+
+def _options_of(parser: argparse.ArgumentParser) -> list[str]:
+    return [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+
+
+def _fish(tree: dict[str, list[str]]) -> Iterator[str]:
+    for path, words in tree.items():
+        names = path.split()
+        condition = (
+            "__fish_use_subcommand" if not names else "; and ".join(f"__fish_seen_subcommand_from {n}" for n in names)
+        )
+        for word in words:
+            what = f"-l {word[2:]}" if word.startswith("--") else f"-f -a {word}"
+            yield f"complete -c brt -n '{condition}' {what}"

@@ -1,0 +1,115 @@
+"""`brt doctor`: what this machine has, and what the program makes of it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from typing import Any
+
+from block_recurrent.allocator import keep_freed_memory
+from block_recurrent.errors import ConfigError
+
+CORE = ("torch", "numpy", "safetensors", "sentencepiece", "rich")
+EXTRAS = {
+    # extra: (the package that shows it is there, what for)
+    "parquet": ("pyarrow", "Parquet sources"),
+    "datasets": ("datasets", "sources of the Hugging Face hub, hf:NAME"),
+    "tensorboard": ("tensorboard", "curves of training"),
+    "plots": ("matplotlib", "pictures as PNG"),
+    "hf": ("transformers", "brt export for transformers"),
+    "lm-eval": ("lm_eval", "lm-evaluation-harness"),
+    "peers": ("block-recurrent-transformer-pytorch", "brt bench peers"),
+}
+GEMM = 2048
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    facts = _facts()
+    if args.json:
+        print(json.dumps(facts, indent=1))
+        return 0
+    for title, section in facts.items():
+        print(f"{title}:")
+        width = max(map(len, section))
+        for name, value in section.items():
+            print(f"  {name:{width}}  {value}")
+    return 0
+
+
+def _facts() -> dict[str, dict[str, Any]]:
+    import torch
+
+    from block_recurrent import __version__
+    from block_recurrent.runtime import pick_device, pick_dtype
+
+    device = pick_device("auto")
+    kept = keep_freed_memory()
+    extras = {name: _version(package) for name, (package, _) in EXTRAS.items()}
+    return {
+        "versions": {
+            "block-recurrent": __version__,
+            "python": platform.python_version(),
+            **{name: _version(name) or "missing" for name in CORE},
+        },
+        "machine": {
+            "system": platform.platform(),
+            "processors": os.cpu_count(),
+            "threads of torch": torch.get_num_threads(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+        },
+        "choices": {
+            "--device auto": str(device)
+            if device.type == "cpu"
+            else f"{device} ({torch.cuda.get_device_name(device)})",
+            "--dtype auto": str(pick_dtype("auto", device)).removeprefix("torch."),
+            "--dtype bfloat16": _bfloat16(device),
+            "freed memory": "is kept for the next tensor"
+            if kept
+            else "goes back to the system: this C library decides",
+        },
+        "speed": {f"matrix product, {GEMM} cubed, float32": f"{_gemm_rate(device) / 1e9:,.0f} GFLOP/s (best of 5)"},
+        "extras": {
+            name: f"{version} ({EXTRAS[name][1]})"
+            if version
+            else f"not installed ({EXTRAS[name][1]}): pip install 'block-recurrent[{name}]'"
+            for name, version in extras.items()
+        },
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _bfloat16(device: Any) -> str:
+    from block_recurrent.runtime import pick_dtype
+
+    try:
+        pick_dtype("bfloat16", device)
+    except ConfigError as error:
+        return f"no: {error}"
+    return "works" if device.type != "cpu" else "works; rarely faster than float32 on a CPU"
+
+
+def _gemm_rate(device: Any) -> float:
+    """FLOP/s of a large product, the best of five."""
+    import torch
+
+    a, b = torch.randn(GEMM, GEMM, device=device), torch.randn(GEMM, GEMM, device=device)
+    best = float("inf")
+    for _ in range(6):
+        began = time.perf_counter()
+        (a @ b)[0, 0].item()  # waits for a GPU
+        best = min(best, time.perf_counter() - began)
+    return 2 * GEMM**3 / best

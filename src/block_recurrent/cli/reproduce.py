@@ -1,0 +1,112 @@
+"""`brt reproduce`: a table of the paper at a size that this machine can train."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from block_recurrent.cli.table import markdown, print_table
+from block_recurrent.errors import ConfigError, DataError
+from block_recurrent.presets import SIZES
+from block_recurrent.run_config import check_keys, merge, parse_setting
+from block_recurrent.studies.paper_tables import TABLES
+
+STOPPED = 130
+COMPARED = ("rec-fixed-skip", "slide-plus")
+NOTE = (
+    "All runs: the same documents in the same order, the same tokens, the same recipe; bits per token of the whole "
+    "test split, whole documents, memory carried. deviation: over seeds. step time: of training, relative to "
+    "slide-plus (or to the first row). state gain: bits per token that carrying the recurrent state is worth on a "
+    "validation batch. paper: its bits per token, of models of 150M parameters trained on PG19."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("table", choices=TABLES, help="; ".join(f"{name}: {what}" for name, what in TABLES.items()))
+    parser.add_argument(
+        "--data", nargs="+", required=True, metavar="DIR", help="a prepared folder (several: vocabularies)"
+    )
+    parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)} (tiny)")
+    parser.add_argument("--budget", type=float, default=20.0, metavar="MINUTES", help="of training, for each run (20)")
+    parser.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="runs of each model; more can follow later (1)"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the study's folder (runs/TABLE-SIZE)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="for all runs (repeatable)"
+    )
+    parser.add_argument("--no-report", action="store_true", help="don't compare the two main systems token by token")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.size not in SIZES:
+        raise ConfigError(f"there is no size '{args.size}'; known: {', '.join(SIZES)}")
+    if not args.budget > 0:
+        raise ConfigError(f"--budget is {args.budget}: it must be more than 0 minutes")
+    if args.seeds < 1:
+        raise ConfigError(f"--seeds is {args.seeds}: it must be at least 1")
+    settings: dict[str, Any] = {}
+    for text in args.set:
+        settings = merge(settings, parse_setting(text))
+    check_keys(settings)
+    from block_recurrent.studies.reproduce import Study, reproduce, summary
+
+    out = args.out or Path("runs") / f"{args.table}-{args.size}"
+    study = Study(
+        args.table,
+        args.size,
+        tuple(args.data),
+        out,
+        args.budget,
+        tuple(range(args.seeds)),
+        settings=tuple(settings.items()),
+    )
+    found = reproduce(study, lambda text: print(f"\n{text}", file=sys.stderr))
+    if found is None:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return STOPPED
+    _write_results(out, args.table, found, summary(found))
+    if not args.no_report:
+        _report(args, out, found)
+    return 0
+
+
+def _write_results(out: Path, table: str, found: dict[str, Any], lines: tuple[list[str], list[list[str]]]) -> None:
+    from block_recurrent.bench.harness import machine, versions
+
+    head, rows = lines
+    print_table(head, rows)
+    print(NOTE)
+    command = shlex.join(["brt", *sys.argv[1:]])
+    result = {"command": command, **found, "machine": machine(), "versions": versions()}
+    try:
+        (out / f"{table}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        text = f"`{command}`: {found['steps']} steps a run.\n\n{markdown(head, rows)}\n{NOTE}\n"
+        (out / f"{table}.md").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"can't write to '{out}': {error.strerror or error}") from None
+    print(f"wrote {table}.json and {table}.md in {out}")
+    _curves(out, table, found)
+
+
+def _curves(out: Path, table: str, found: dict[str, Any]) -> None:
+    """Bits per token by position, of the first seed."""
+    from block_recurrent.analysis.plots import has_matplotlib, write_cumulative
+    from block_recurrent.evaluate.cumulative import Curve
+
+    curves = {run["label"]: Curve.from_dict(run["cumulative"]) for run in found["runs"] if run["seed"] == 0}
+    for kind in ("html", "png") if has_matplotlib() else ("html",):
+        write_cumulative(out / f"{table}-by-position.{kind}", curves)
+
+
+def _report(args: argparse.Namespace, out: Path, found: dict[str, Any]) -> None:
+    """The two main systems token by token, where the table has them."""
+    from block_recurrent.cli.main import dispatch
+
+    runs = [out / "runs" / f"{system}-seed0" for system in COMPARED]
+    if all(run.is_dir() for run in runs):
+        dispatch(["compare", *map(str, runs), "--data", args.data[0], "--out", str(out / "report")])

@@ -1,0 +1,186 @@
+"""`brt reproduce`: a table of the paper at a small size, under equal conditions.
+
+Every model of a table sees the same documents in the same order and the same number of tokens, with the same recipe.
+How many follows from the budget, by the time of slide-plus's step on this machine; it is settled once and kept in
+`plan.json`, so that a study can be stopped and gone on with, or extended by further seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from block_recurrent import runtime as rt
+from block_recurrent.checkpoint import load_run
+from block_recurrent.data import Corpus
+from block_recurrent.errors import ConfigError, DataError
+from block_recurrent.evaluate.evaluation import evaluate_split
+from block_recurrent.evaluate.progress import shown_progress
+from block_recurrent.run_config import RunConfig, merge, resolve
+from block_recurrent.studies.paper_tables import Row, rows_of
+from block_recurrent.train.loop import Trainer, settle, train
+
+REFERENCE = "slide-plus"
+TIMED_STEPS = 3
+PLAN = "plan.json"
+RECIPE: dict[str, Any] = {"schedule": {"kind": "cosine"}, "eval": {"tokens": 65_536}}
+"""What differs from the presets: a learning rate that reaches its end within the budget."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """What was asked for."""
+
+    table: str
+    size: str
+    data: tuple[str, ...]
+    out: Path
+    budget: float
+    """Minutes of training of slide-plus at this size."""
+    seeds: tuple[int, ...]
+    split: str = "test"
+    settings: tuple[tuple[str, Any], ...] = ()
+    """Sections of a configuration, laid over the recipe."""
+
+    def rows(self) -> list[Row]:
+        rows = rows_of(self.table, self.size, [Corpus(folder).vocab_size for folder in self.data])
+        if self.table == "vocabularies" and len(rows) < 2:
+            raise ConfigError("--data has one folder: the vocabulary study compares several, prepared from one source")
+        return rows
+
+    def config(self, row: Row, seed: int, steps: int) -> RunConfig:
+        """The configuration of one run: the same number of tokens an update for every system."""
+        given: dict[str, Any] = {
+            "system": row.system,
+            "size": row.size,
+            "model": row.model,
+            "data": {"path": self.data[row.data]},
+            "train": {"steps": steps, "seed": seed, "save_every": max(1, steps // 10), "keep": 1},
+            "eval": {"every": max(1, steps // 10)},
+        }
+        given = merge(merge(given, RECIPE), dict(self.settings))
+        return resolve(given, Corpus(self.data[row.data]).vocab_size)
+
+
+def reproduce(study: Study, tell: Callable[[str], None]) -> dict[str, Any] | None:
+    """Train and measure what is not there yet; all results so far. None: stopped."""
+    rows = study.rows()
+    steps = _plan(study, tell)
+    results: list[dict[str, Any]] = []
+    for seed in study.seeds:
+        for row in rows:
+            folder = study.out / "runs" / f"{row.label.replace(', ', '-').replace(' ', '-')}-seed{seed}"
+            scores = folder / f"{study.split}.json"
+            if not scores.is_file():
+                tell(f"{row.label}, seed {seed}: run {len(results) + 1} of {len(rows) * len(study.seeds)}")
+                if not train(study.config(row, seed, steps), folder):
+                    return None
+                _measure(folder, study.data[row.data], study.split, scores)
+            results.append({"label": row.label, "seed": seed, "paper": row.paper, **json.loads(scores.read_text())})
+    return {"table": study.table, "size": study.size, "steps": steps, "runs": results}
+
+
+def _plan(study: Study, tell: Callable[[str], None]) -> int:
+    """Steps of every run; settled the first time, kept from then on."""
+    path = study.out / PLAN
+    asked = {"table": study.table, "size": study.size, "budget": study.budget, "settings": dict(study.settings)}
+    if path.is_file():
+        plan = json.loads(path.read_text())
+        for key, value in json.loads(json.dumps(asked)).items():
+            if plan[key] != value:
+                raise ConfigError(
+                    f"'{study.out}' holds a study with {key} {plan[key]!r}, now it is {value!r}: give another --out"
+                )
+        return plan["steps"]
+    tell(f"timing a step of {REFERENCE} at size {study.size}")
+    seconds = _seconds_of_a_step(study)
+    steps = max(10, round(study.budget * 60 / seconds))
+    study.out.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**asked, "seconds_of_a_step": round(seconds, 4), "steps": steps}, indent=1) + "\n")
+    tell(f"{seconds:.2f} s a step: {steps} steps for every run")
+    return steps
+
+
+def _seconds_of_a_step(study: Study) -> float:
+    """Of the reference, forward, backward and update; the median after one to warm up."""
+    row = Row(REFERENCE, REFERENCE, study.size)
+    corpus = Corpus(study.data[0])
+    with rt.start() as runtime:
+        config = settle(study.config(row, 0, 1000), corpus, runtime)
+        trainer = Trainer(config, corpus, runtime)
+        times = []
+        with trainer.stream:
+            for step in range(1, TIMED_STEPS + 2):
+                began = time.perf_counter()
+                segments = [next(trainer.stream) for _ in range(config.train.bptt)]
+                trainer.updater.update(step, segments, trainer.snapshot.memories, False)
+                times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])
+
+
+def _measure(run: Path, data: str, split: str, out: Path) -> None:
+    """Score the whole split, and put the numbers where the study looks for them: last, so that they are whole."""
+    corpus = Corpus(data)
+    loaded = load_run(run)
+    with shown_progress(f"scoring '{split}'") as progress:
+        result = evaluate_split(loaded.model, corpus, split, progress=progress).to_dict()
+    training = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in training if line["split"] == "train"]
+    gains = [line["state_gain"] for line in training if "state_gain" in line]
+    numbers = {name: result[name] for name in ("bits_per_token", "bits_per_byte", "word_perplexity", "tokens", "words")}
+    numbers |= {
+        "scale_factor": result["tokens"] / result["words"] if result["words"] else None,
+        "parameters": sum(p.numel() for p in loaded.model.parameters()),
+        "vocabulary": corpus.vocab_size,
+        "tokens_trained": lines[-1]["tokens_seen"],
+        "seconds_of_a_step": statistics.median(line["tokens"] / line["tokens_per_second"] for line in lines),
+        "state_gain": gains[-1] if gains else None,
+        "documents": {d["name"]: d["bits_per_token"] for d in result["documents"]},
+        "cumulative": result["cumulative"],
+        "torch": torch.__version__,
+    }
+    try:
+        out.write_text(json.dumps(numbers, indent=1) + "\n")
+    except OSError as error:
+        raise DataError(f"can't write '{out}': {error.strerror or error}") from None
+
+
+def summary(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """A table: one line per model, mean and deviation over seeds, the paper's number beside."""
+    head = ["model", "seeds", "bits per token", "deviation", "bits per byte", "word perplexity", "step time"]
+    head += ["state gain", "paper"]
+    by_label: dict[str, list[dict[str, Any]]] = {}
+    for run in found["runs"]:
+        by_label.setdefault(run["label"], []).append(run)
+    reference = by_label.get(REFERENCE, next(iter(by_label.values())))
+    step = _mean(reference, "seconds_of_a_step")
+    rows = []
+    for label, runs in by_label.items():
+        deviation = statistics.stdev(run["bits_per_token"] for run in runs) if len(runs) > 1 else None
+        gain = _mean(runs, "state_gain") if all(run["state_gain"] is not None for run in runs) else None
+        rows.append(
+            [
+                label,
+                str(len(runs)),
+                f"{_mean(runs, 'bits_per_token'):.4f}",
+                "" if deviation is None else f"{deviation:.4f}",
+                f"{_mean(runs, 'bits_per_byte'):.4f}",
+                f"{math.exp(statistics.fmean(math.log(run['word_perplexity']) for run in runs)):.2f}",
+                f"{_mean(runs, 'seconds_of_a_step') / step:.3f}",
+                "" if gain is None else f"{gain:.4f}",
+                "" if runs[0]["paper"] is None else str(runs[0]["paper"]),
+            ]
+        )
+    return head, rows
+
+
+def _mean(runs: Sequence[dict[str, Any]], key: str) -> float:
+    return statistics.fmean(run[key] for run in runs)

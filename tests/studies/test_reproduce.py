@@ -1,0 +1,93 @@
+"""`brt reproduce`: equal conditions, tables that can be gone on with, numbers that are what `brt eval` says."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from block_recurrent.cli.main import main
+from block_recurrent.presets import SIZES
+from block_recurrent.studies.paper_tables import TABLES, rows_of
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "Alice", "saw", "Bob", "there", "once", "more"]
+    for split, count in (("train", 6), ("validation", 2), ("test", 2)):
+        (folder / "texts" / split).mkdir(parents=True)
+        for number in range(count):
+            text = " ".join(random.Random(number).choices(words, k=400))
+            (folder / "texts" / split / f"{number}.txt").write_text(text)
+    assert main(["data", "prepare", str(folder / "texts"), "--out", str(folder / "bytes")]) == 0
+    return folder / "bytes"
+
+
+def study(table: str, data: Path, out: Path, *more: str) -> list[str]:
+    return ["reproduce", table, "--data", str(data), "--out", str(out), "--size", "micro", "--budget", "0.001", *more]
+
+
+def test_equal_conditions_and_further_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "study"
+    assert main(study("windows", data, out, "--no-report")) == 0
+    assert "rec-fixed-skip, window 4" in capsys.readouterr().out
+    found = json.loads((out / "windows.json").read_text())
+    assert len(found["runs"]) == 6
+    assert len({run["tokens_trained"] for run in found["runs"]}) == 1
+    assert {run["seed"] for run in found["runs"]} == {0}
+    run = out / "runs" / "slide-window-16-seed0"
+    metrics = (run / "metrics.jsonl").read_text()
+    assert main(["eval", str(run), "--data", str(data), "--json", str(tmp_path / "eval.json")]) == 0
+    expected = json.loads((tmp_path / "eval.json").read_text())["bits_per_token"]
+    of_run = next(r for r in found["runs"] if r["label"] == "slide, window 16")
+    assert of_run["bits_per_token"] == pytest.approx(expected, abs=1e-9)
+    # The same with one seed more: what is there is not trained again.
+    assert main(study("windows", data, out, "--no-report", "--seeds", "2")) == 0
+    assert (run / "metrics.jsonl").read_text() == metrics
+    assert len(json.loads((out / "windows.json").read_text())["runs"]) == 12
+    assert "| slide, window 16 | 2 |" in (out / "windows.md").read_text()
+    assert main(study("windows", data, out, "--budget", "7")) == 2
+    assert "holds a study with budget" in capsys.readouterr().err
+
+
+def test_the_report_comes_with_the_main_table(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [row for row in rows_of("table1", "micro", [257]) if row.system in ("slide-plus", "rec-fixed-skip")]
+    monkeypatch.setattr("block_recurrent.studies.reproduce.rows_of", lambda *_: chosen)
+    assert main(study("table1", data, tmp_path / "study")) == 0
+    assert (tmp_path / "study" / "report" / "report.html").is_file()
+    assert (tmp_path / "study" / "table1-by-position.html").is_file()
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_table_has_models_at_every_size(table: str, size: str) -> None:
+    from block_recurrent.presets import preset
+
+    rows = rows_of(table, size, [257, 1000])
+    assert len({row.label for row in rows}) == len(rows) >= 2
+    for row in rows:
+        preset(row.system, row.size, **row.model)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--budget", "0"], "--budget is 0.0: it must be more than 0 minutes"),
+        (["--seeds", "0"], "--seeds is 0: it must be at least 1"),
+        (["--size", "tinny"], "there is no size 'tinny'"),
+        (["--set", "train.lanse=3"], "unknown key 'train.lanse'"),
+    ],
+)
+def test_bad_input(
+    more: list[str], message: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*study("table1", data, tmp_path / "study"), *more]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_vocabulary_study_wants_several(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(study("vocabularies", data, tmp_path / "study")) == 2
+    assert "--data has one folder" in capsys.readouterr().err
