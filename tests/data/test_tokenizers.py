@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from block_recurrent.data import tokenizer as tokenizer_module
 from block_recurrent.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from block_recurrent.data.train_subwords import train_tokenizer
 from block_recurrent.data.utf8 import last_character_end
@@ -55,7 +54,7 @@ def test_cutting_into_pieces_changes_no_token_of_our_own_vocabulary(own: Tokeniz
     text = f"{text} and {text}\nthen {text}" * 3
     whole = own.encode(text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizer_module, "PIECE_BYTES", size + 40)
+        patch.setattr(own, "piece_bytes", size + 40)
         pieces = list(own.cut([text.encode()]))
         in_pieces = own.encode(text)
     assert b"".join(pieces) == text.encode()
@@ -69,7 +68,7 @@ def test_pieces_do_not_depend_on_the_chunks_they_come_in(own: Tokenizer) -> None
     raw = ("Ein Satz über Bücher, und noch einer.\n" * 40_000).encode()
     whole = list(own.cut([raw]))
     assert len(whole) > 2
-    assert max(map(len, whole)) <= tokenizer_module.PIECE_BYTES
+    assert max(map(len, whole)) <= own.piece_bytes
     for size in (1000, 65_536, 1_000_000):
         assert list(own.cut(raw[i : i + size] for i in range(0, len(raw), size))) == whole
 
@@ -81,7 +80,7 @@ def test_the_authors_vocabulary_in_pieces_equals_sentencepiece_on_the_whole_book
 
     processor = sentencepiece.SentencePieceProcessor(model_proto=authors.model)
     text = (books / "test" / "george-bernard-shaw--pygmalion.txt").read_text(encoding="utf-8")
-    monkeypatch.setattr(tokenizer_module, "PIECE_BYTES", 5000)
+    monkeypatch.setattr(authors, "piece_bytes", 5000)
     tokens = authors.encode(text)
     whole = processor.encode(text)
     assert tokens.tolist() == whole

@@ -10,7 +10,7 @@ from pathlib import Path
 from block_recurrent.data.utf8 import last_character_end
 from block_recurrent.errors import DataError
 
-CHUNK_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 21
 # Of a file's first part: what no text has much of. Tab, line ends, form feed, backspace and escape do occur in text.
 SAMPLE_BYTES = 1 << 13
 ODD = re.compile("[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f\ufffd]")

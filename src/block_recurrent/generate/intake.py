@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_recurrent.data import Tokenizer
-from block_recurrent.data.tokenizer import PIECE_BYTES
 from block_recurrent.data.utf8 import last_character_end
 from block_recurrent.errors import DataError
 
@@ -27,8 +26,8 @@ def settled(tokenizer: Tokenizer, buffer: bytes) -> int:
         return len(buffer)
     end = 0
     # As the tokenizer itself cuts a long text; only here a cut is made where no white space allows one.
-    while len(buffer) - end > PIECE_BYTES:
-        end += tokenizer.safe_end(buffer[end : end + PIECE_BYTES])
+    while len(buffer) - end > tokenizer.piece_bytes:
+        end += tokenizer.safe_end(buffer[end : end + tokenizer.piece_bytes])
     last = end + tokenizer.safe_end(buffer[end:])
     nothing_settled = last == end + last_character_end(buffer[end:])
     return end if nothing_settled else last
