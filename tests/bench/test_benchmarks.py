@@ -69,3 +69,23 @@ def _take(megabytes: int) -> None:
 @pytest.mark.slow
 def test_peak_memory_is_that_of_the_work() -> None:
     assert 180 * 2**20 < peak_bytes_of(_take, 200) < 260 * 2**20
+
+
+def test_overhead(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    for number in range(20):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"Text {number}, again and again. " * 50)
+    assert main(["data", "prepare", str(tmp_path / "texts"), "--out", str(tmp_path / "data")]) == 0
+    command = ["bench", "overhead", "--data", str(tmp_path / "data"), "--size", "micro", "--repeats", "2", "--json"]
+    assert main([*command, str(tmp_path / "x.json")]) == 0
+    (row,) = rows_of(tmp_path / "x.json")
+    assert row["ratio"] > 0
+    assert row["pairs"] == 2
+
+
+def test_a_table_as_markdown(tmp_path: Path) -> None:
+    command = "bench steptime --size micro --systems slide --repeats 1 --vocab-size 50 --no-peak --markdown"
+    assert main([*command.split(), str(tmp_path / "x.md")]) == 0
+    text = (tmp_path / "x.md").read_text()
+    assert "| slide |" in text
+    assert "torch" in text

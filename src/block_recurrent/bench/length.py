@@ -5,18 +5,24 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from block_recurrent.bench.harness import peak_bytes_of, resident_bytes
+from block_recurrent.bench.harness import best_seconds, peak_bytes_of, resident_bytes, tell
 from block_recurrent.presets import SIZES, preset
+
+if TYPE_CHECKING:
+    from block_recurrent.model.memory import DocumentMemory
 
 SUMMARY = "cost per token and memory, as documents and segments grow"
 EXAMPLE = "brt bench length --size tiny --tokens 200000"
 NOTE = (
-    "scoring: one document read in order with its memory carried; the rate is the best over the reads in each stretch "
-    "up to that position, and resident_bytes is what the process has in use there. training: forward and backward of "
-    "one segment, best of the repeats; resident_bytes is the most that it has in use, in a process of its own."
+    "scoring: one document is read in order, and its memory, a value of fixed size, is kept at some positions; then a "
+    "segment is scored from each of them, in turns, best of the rounds. resident_bytes: what the process had in use "
+    "when it came there. training: forward and backward of one segment, best of the repeats; resident_bytes is the "
+    "most that it has in use, in a process of its own."
 )
+ROUNDS = 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,23 +63,25 @@ def _scoring(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     model = BlockRecurrentLM(config).eval()
     positions = [10_000 * 10**power // part for power in range(8) for part in (10, 5, 2)]
     positions = [p for p in positions if 10_000 <= p < args.tokens] + [args.tokens]
-    memory, read, best = None, 0, float("inf")
     tokens = torch.randint(0, config.vocab_size, (1, config.segment + 1))
+    memory, read = None, 0
+    memories: dict[str, DocumentMemory] = {}
+    resident: list[int] = []
+
+    def score(memory: DocumentMemory | None) -> DocumentMemory:
+        return model.loss(tokens[:, :-1], tokens[:, 1:], memory).memory
+
     with torch.inference_mode():
-        while positions:
-            begin = time.perf_counter()
-            loss = model.loss(tokens[:, :-1], tokens[:, 1:], memory)
-            best = min(best, time.perf_counter() - begin)
-            memory, read = loss.memory, read + config.segment
-            if read >= positions[0]:
-                rate = round(config.segment / best, 1)
-                yield {
-                    "what": "scoring",
-                    "tokens": positions.pop(0),
-                    "tokens_per_second": rate,
-                    "resident_bytes": resident_bytes(),
-                }
-                best = float("inf")
+        while len(memories) < len(positions):
+            memory, read = score(memory), read + config.segment
+            if read >= positions[len(memories)]:
+                memories[str(positions[len(memories)])] = memory
+                resident.append(resident_bytes())
+            tell(f"{read:,} of {args.tokens:,} tokens read")
+        best = best_seconds({at: partial(score, memory) for at, memory in memories.items()}, ROUNDS)
+    for position, bytes_there in zip(positions, resident, strict=True):
+        rate = round(config.segment / best[str(position)], 1)
+        yield {"what": "scoring", "tokens": position, "tokens_per_second": rate, "resident_bytes": bytes_there}
 
 
 def _training(args: argparse.Namespace, segment: int, checkpointing: bool) -> tuple[float, int]:

@@ -17,7 +17,7 @@ from typing import Any
 from block_recurrent.cli.table import markdown, print_table
 from block_recurrent.errors import BlockRecurrentError
 
-BENCHMARKS = ("data", "length", "peers", "steptime", "write")
+BENCHMARKS = ("data", "length", "overhead", "peers", "steptime", "write")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
