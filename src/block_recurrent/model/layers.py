@@ -13,6 +13,7 @@ from block_recurrent.model.recall import Recall
 from block_recurrent.model.tape import extend
 from block_recurrent.nn.attention import attend, merge_heads, split_heads, window_attention
 from block_recurrent.nn.dropout import dropout
+from block_recurrent.nn.kept import Kept
 from block_recurrent.nn.linear import linear, ones, zeros
 from block_recurrent.nn.mlp import MLP
 from block_recurrent.nn.norm import RMSNorm, unit_length
@@ -34,6 +35,7 @@ class Layer(nn.Module):
         self.to_queries = linear(D, HK)
         self.scale = ones(H)
         self.position_bias = None if memorizing else PositionBias(H)
+        self._kept_bias = Kept()
         self.to_state_queries = linear(D, HK) if self.reads_state else None
         self.state_scale = ones(H) if self.reads_state else None
         self.recall_mix = zeros(H) if memorizing else None
@@ -54,7 +56,11 @@ class Layer(nn.Module):
         keys, values, place = extend(memory.keys, memory.values, memory.place, k.to(dtype), v.to(dtype))
         recent = slice(cached - self.config.window, None)
         attention = window_attention(
-            q, keys[:, :, recent].to(k.dtype), values[:, :, recent].to(v.dtype), self._bias(), self._attention_dropout
+            q,
+            keys[:, :, recent].to(k.dtype),
+            values[:, :, recent].to(v.dtype),
+            self._bias(for_one_token=x.shape[1] == 1),
+            self._attention_dropout,
         )
         state, recall, kept = memory.state, memory.recall, None
         if recall is not None:
@@ -105,10 +111,16 @@ class Layer(nn.Module):
     def _heads(self, map: nn.Linear, h: Tensor) -> Tensor:
         return split_heads(map(h), self.config.num_heads)
 
-    def _bias(self) -> Tensor:
+    def _bias(self, for_one_token: bool) -> Tensor:
         """(H, W): what is added to the logits at each distance. The head's scale is on the bias too."""
         if self.position_bias is None:
             return self.scale.new_zeros(len(self.scale), self.config.window)
+        if for_one_token:  # in writing, where it would be made anew for every token
+            return self._kept_bias.get(self._biases, self.position_bias.table, self.scale)
+        return self._biases()
+
+    def _biases(self) -> Tensor:
+        assert self.position_bias is not None
         return self.position_bias(self.config.window) * self.scale.abs()[:, None]
 
     def _dropout(self, x: Tensor) -> Tensor:

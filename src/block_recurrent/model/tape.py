@@ -57,8 +57,8 @@ def extend(keys: Tensor, values: Tensor, place: Place | None, new_keys: Tensor, 
 def _holds(place: Place, keys: Tensor, values: Tensor) -> bool:
     """Whether these are the tape's own entries: somebody may put others into a memory."""
     (tape, end), cached = place, keys.shape[2]
-    pairs = ((tape.keys, keys), (tape.values, values))
-    return all(mine.narrow(2, end - cached, cached).data_ptr() == x.data_ptr() for mine, x in pairs)
+    skipped = (end - cached) * tape.keys.stride(2) * tape.keys.element_size()
+    return all(mine.data_ptr() + skipped == x.data_ptr() for mine, x in ((tape.keys, keys), (tape.values, values)))
 
 
 def _may_write(place: Place, more: int) -> bool:

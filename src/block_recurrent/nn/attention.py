@@ -42,9 +42,19 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: flo
     """
     if q.shape[2] == 0:
         return torch.zeros_like(q)
+    if q.shape[2] == 1:
+        return _one_query(q, k, v, bias, dropout)
     if q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64):
         return tiled_window_attention(q, k, v, bias, dropout)
     return plain_window_attention(q, k, v, bias, dropout)
+
+
+def _one_query(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
+    """The same for a single query, as in writing: all keys but its own, no tile and no mask."""
+    window = bias.shape[1]
+    logits = at_least_float32(q @ k[:, :, :window].transpose(-1, -2)) + bias.flip(-1)[:, None]
+    weights = drop(logits.softmax(-1), dropout)
+    return weights.to(v.dtype) @ v[:, :, :window]
 
 
 def plain_window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float = 0.0) -> Tensor:

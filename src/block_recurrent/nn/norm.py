@@ -29,13 +29,27 @@ class RMSNorm(nn.Module):
         self.weight = ones(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _RMSNorm.apply(at_least_float32(x), at_least_float32(self.weight)).to(x.dtype)
+        norm = _RMSNorm.apply if torch.is_grad_enabled() else _rms_norm
+        return norm(at_least_float32(x), at_least_float32(self.weight)).to(x.dtype)
 
 
 def unit_length(x: Tensor, scale: Tensor | None = None) -> Tensor:
     """x (B, H, N, K) over its length along the last axis, times a scale (H,) per head: keys and queries."""
     factor = None if scale is None else at_least_float32(scale)[:, None, None]
-    return _UnitLength.apply(at_least_float32(x), factor).to(x.dtype)
+    norm = _UnitLength.apply if torch.is_grad_enabled() else _unit_length
+    return norm(at_least_float32(x), factor).to(x.dtype)
+
+
+# Without gradients the plain functions: for a single token, going through autograd costs more than the norm itself.
+
+
+def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return (x * _inverse_length(x, 1 / x.shape[-1])).mul_(weight)
+
+
+def _unit_length(x: Tensor, factor: Tensor | None) -> Tensor:
+    inverse = _inverse_length(x, 1.0)
+    return x * (inverse if factor is None else inverse.mul_(factor))
 
 
 class _RMSNorm(torch.autograd.Function):
