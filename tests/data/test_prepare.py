@@ -268,7 +268,10 @@ def start(tmp_path: Path) -> subprocess.Popen[str]:
     (tmp_path / "source").mkdir(exist_ok=True)
     (tmp_path / "source" / "a.txt").write_text("text " * 1000)
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "source"), str(tmp_path / "out")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # A suite that runs in the background of a shell ignores Ctrl-C, and so would what it starts.
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "going\n"
     return process

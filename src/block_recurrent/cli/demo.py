@@ -115,7 +115,7 @@ def _close(args: argparse.Namespace, module: _Module, seconds: float) -> None:
     print(f"\nDone in {seconds / 60:.1f} minutes.\n")
     print_table(["system", "tokens trained on", "tokens/s", "bits per byte, held out", "tokens scored"], rows)
     print(
-        f"\n{SYSTEMS[1]} costs the same, but forgets what is more than a few windows back. So short a training teaches "
+        f"\n{SYSTEMS[1]} costs about the same, but forgets what is a few windows back. So short a training teaches "
         "little\nabout using a memory: what it is worth takes hours, see docs/recall.md and results/.\n"
         f"\nThe report, token by token:  {args.out / 'report.html'}  (open it in a browser)\n"
         f"The memory of {module.name}:  {args.out / 'module.memory'}\n"
