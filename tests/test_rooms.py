@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "block_recurrent"
 FLOORS = {
     "errors": 0,
     "allocator": 0,
+    "whole_file": 0,
     "config": 0,
     "presets": 0,
     "run_config": 0,

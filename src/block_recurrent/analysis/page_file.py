@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import math
-import os
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from block_recurrent import __version__
 from block_recurrent.errors import DataError
+from block_recurrent.whole_file import written_aside
 
 SCRIPTS = ("charts.js", "bars.js", "book.js", "tables.js", "report.js")
 
@@ -34,12 +34,10 @@ def write_page(path: Path, title: str, subtitle: str, bodies: list[str], data: d
 
 def write_whole(path: Path, text: str) -> None:
     """A text file, all of it or nothing."""
-    aside = path.with_name(f".{path.name}.part")
     try:
-        aside.write_text(text, encoding="utf-8")
-        os.replace(aside, path)
+        with written_aside(path) as aside:
+            aside.write_text(text, encoding="utf-8")
     except OSError as error:
-        aside.unlink(missing_ok=True)
         raise DataError(f"can't write '{path}': {error.strerror or error}") from None
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from block_recurrent.errors import CheckpointError
+from block_recurrent.whole_file import sync
 
 FORMAT = "block-recurrent checkpoint"
 VERSION = 1
@@ -120,11 +121,11 @@ def finish(path: Path, step: int, validation_bits: float | None) -> None:
     }
     (aside / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     for p in [*files, aside / MANIFEST, *(p for p in aside.rglob("*") if p.is_dir()), aside]:
-        _sync(p)
+        sync(p)
     if path.exists():
         remove(path)
     os.replace(aside, path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def remove(path: Path) -> None:
@@ -171,11 +172,3 @@ def set_aside(path: Path, why: str) -> Path:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from block_recurrent.data import load_tokenizer
 from block_recurrent.errors import CheckpointError
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.run_config import RunConfig, read_toml
+from block_recurrent.whole_file import written_aside
 
 if TYPE_CHECKING:
     from block_recurrent.data import Tokenizer
@@ -57,7 +58,9 @@ def load_run(run: str | Path, checkpoint: str | Path = "last", device: torch.dev
     if found is None:
         raise CheckpointError(f"'{run}' has no checkpoint yet: train it further with 'brt train'")
     model = BlockRecurrentLM(config.model)
-    _assign_weights(model, found.path)
+    weights = read_weights(found.path)
+    check_fits(weights, model.state_dict(), found.path)
+    model.load_state_dict(weights)
     tokenizer = load_tokenizer(run / TOKENIZER if (run / TOKENIZER).is_file() else "bytes")
     return LoadedRun(model.to(device).eval(), config, tokenizer, found, tuple(notes))
 
@@ -66,12 +69,8 @@ def export(run: str | Path, out: Path, checkpoint: str | Path = "last") -> Loade
     """Write the weights of a run as one safetensors file, with the model's configuration in its metadata."""
     loaded = load_run(run, checkpoint)
     header = {"config": json.dumps(loaded.config.model.to_dict()), "step": str(loaded.checkpoint.step)}
-    aside = out.with_name(f".{out.name}.part")
-    try:
+    with written_aside(out) as aside:
         write_tensors(aside, loaded.model.state_dict(), header)
-        os.replace(aside, out)
-    finally:
-        aside.unlink(missing_ok=True)
     return loaded
 
 
@@ -111,20 +110,14 @@ def read_sharded(tensors: dict[str, Any], path: Path) -> None:
         dcp.load(tensors, storage_reader=dcp.FileSystemReader(path / SHARDED), no_dist=alone)
 
 
-def _assign_weights(model: BlockRecurrentLM, path: Path) -> None:
-    weights = read_weights(path)
-    own = model.state_dict()
-    if different := sorted(own.keys() ^ weights.keys()):
-        raise CheckpointError(
-            f"the weights in '{path}' are not those of this model: '{different[0]}' is in only one of them"
-        )
-    for name, x in weights.items():
-        if own[name].shape != x.shape:
+def check_fits(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:
+    """An error that names a weight, unless those of a checkpoint are those of a model."""
+    for name in sorted(own.keys() | weights.keys()):
+        there, here = (tuple(x[name].shape) if name in x else "not there" for x in (weights, own))
+        if there != here:
             raise CheckpointError(
-                f"the weights in '{path}' are not those of this model: '{name}' is {tuple(x.shape)} there, "
-                f"{tuple(own[name].shape)} here"
+                f"the weights in '{path}' are not those of this model: '{name}' is {there}, here it is {here}"
             )
-    model.load_state_dict(weights)
 
 
 def _existing_config(run: Path) -> Path:

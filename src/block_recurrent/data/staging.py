@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from block_recurrent.errors import DataError
+from block_recurrent.whole_file import sync
 
 
 @contextmanager
@@ -26,11 +27,11 @@ def staged_folder(out: Path, check: Callable[[Path], None]) -> Iterator[Path]:
         try:
             yield partial
             check(out)
-            _sync(partial)
+            sync(partial)
             if out.exists():
                 os.rename(out, old)
             os.rename(partial, out)
-            _sync(out.parent)
+            sync(out.parent)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -75,11 +76,3 @@ def _lock(handle: int, partial: Path) -> None:
     # The run that had the lock may just have finished and renamed the folder away.
     if taken or not (partial.exists() and os.path.samestat(os.fstat(handle), os.stat(partial))):
         raise DataError(f"another run is writing to '{partial}'; wait for it, or give another --out")
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -15,6 +15,7 @@ from block_recurrent.data.sources import Document, Unit, chance_of, deal_split, 
 from block_recurrent.data.subwords import SPACE
 from block_recurrent.data.tokenizer import ByteTokenizer, Tokenizer, tokenizer_from_model
 from block_recurrent.errors import DataError
+from block_recurrent.whole_file import written_aside
 
 LEAST_SIZE, MOST_SIZE = 512, 131_072
 # SentencePiece holds its sample in memory, several times over; more text than this hardly changes a vocabulary.
@@ -38,11 +39,10 @@ def train_tokenizer(sources: Sequence[str], vocab_size: int, unit: Unit = "file"
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     """Writes the vocabulary file, whole or not at all."""
     assert tokenizer.model is not None
-    partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(tokenizer.model)
-        os.replace(partial, path)
+        with written_aside(path) as aside:
+            aside.write_bytes(tokenizer.model)
     except OSError as error:
         raise DataError(f"can't write the tokenizer to '{path}': {error.strerror}") from None
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_recurrent.errors import DataError
+from block_recurrent.whole_file import written_aside
 
 SUFFIXES = (".npz", ".csv")
 
@@ -45,16 +46,11 @@ class TokenLosses:
 
     def write(self) -> None:
         """Put the file in its place, whole."""
-        aside = self.path.with_name(f".{self.path.name}.part")
+        write = self._write_csv if self.path.suffix.lower() == ".csv" else self._write_npz
         try:
-            with open(aside, "wb") as file:
-                if self.path.suffix.lower() == ".csv":
-                    self._write_csv(file)
-                else:
-                    self._write_npz(file)
-            os.replace(aside, self.path)
+            with written_aside(self.path) as aside, open(aside, "wb") as file:
+                write(file)
         except OSError as error:
-            aside.unlink(missing_ok=True)
             raise DataError(f"can't write '{self.path}': {error.strerror or error}") from None
 
     def _write_npz(self, file: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from block_recurrent.config import ModelConfig
 from block_recurrent.errors import BlockRecurrentError, FileFormatError
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
 from block_recurrent.model.recall import Recall
+from block_recurrent.whole_file import written_aside
 
 FORMAT = "block-recurrent-memory"
 VERSION = 1
@@ -46,17 +46,11 @@ def save_memory(memory: DocumentMemory, path: Path, extra: dict[str, Any] | None
     text = json.dumps(header)
     metadata = {FORMAT: text.ljust(-(-len(text) // HEADER_STEP) * HEADER_STEP)}
     metadata["sha256"] = _hash(metadata[FORMAT], tensors)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(aside, "wb") as file:
-            file.write(save(tensors, metadata=metadata))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
+        with written_aside(path) as aside:
+            aside.write_bytes(save(tensors, metadata=metadata))
     except OSError as error:
         raise FileFormatError(f"the memory can't be written to '{path}': {error.strerror or error}") from None
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def load_memory(path: Path) -> DocumentMemory:

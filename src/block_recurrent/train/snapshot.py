@@ -29,6 +29,7 @@ from block_recurrent.checkpoint import (
     WEIGHT_PREFIX,
     WEIGHTS,
     aside_of,
+    check_fits,
     finish,
     read_sharded,
     read_weights,
@@ -149,12 +150,7 @@ class Snapshot:
     def load_weights(self, path: Path) -> None:
         """Take only the weights of a checkpoint."""
         weights, own = read_weights(path), dict(self.model.named_parameters())
-        for name in sorted(own.keys() | weights.keys()):
-            if name not in own or name not in weights or own[name].shape != weights[name].shape:
-                there, here = (tuple(x[name].shape) if name in x else "not there" for x in (weights, own))
-                raise CheckpointError(
-                    f"the weights in '{path}' don't fit this model: '{name}' is {there}, here it is {here}"
-                )
+        check_fits(weights, own, path)
         for name, p in own.items():
             _assign(p, weights[name])
 
