@@ -10,20 +10,9 @@ from typing import Any
 
 from block_recurrent.errors import ConfigError, did_you_mean
 
+# Lists, because `register_gate` and `register_update` add to them.
 GATES = ["fixed", "lstm"]
 GATE_CONFIGS = ["dual", "single", "skip"]
-
-
-def know_gate(name: str) -> None:
-    """Allow a name as `gate`. `register_gate` of `nn.gates` calls it."""
-    if name not in GATES:
-        GATES.append(name)
-
-
-def know_gate_config(name: str) -> None:
-    """Allow a name as `gate_config`. `register_update` of `model.cell` calls it."""
-    if name not in GATE_CONFIGS:
-        GATE_CONFIGS.append(name)
 
 
 @dataclass(frozen=True)

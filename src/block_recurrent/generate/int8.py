@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from block_recurrent.errors import ConfigError
-from block_recurrent.model import checks
-from block_recurrent.model.language_model import BlockRecurrentLM, Loss
-from block_recurrent.model.memory import DocumentMemory
+from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.model.loss import CrossEntropy
 
 FEW_ROWS = 16
 """Up to so many rows, the packed product is faster than unpacking the matrix."""
@@ -34,13 +34,13 @@ class Int8Linear(nn.Module):
         scale = scale.bfloat16()
         q = (weight.detach().float() / scale.float()[:, None]).round_().clamp_(-LARGEST, LARGEST)
         self.padding = -weight.shape[1] % WIDTH_STEP
-        q = nn.functional.pad(q, (0, self.padding))
+        q = F.pad(q, (0, self.padding))
         # As parameters, so that they are part of the model's fingerprint; they are not trained.
         self.weight = nn.Parameter(q.to(torch.int8).contiguous(), requires_grad=False)
         self.scale = nn.Parameter(scale, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = nn.functional.pad(x.flatten(0, -2), (0, self.padding)).bfloat16()
+        rows = F.pad(x.flatten(0, -2), (0, self.padding)).bfloat16()
         if 0 < len(rows) <= FEW_ROWS:
             out = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.scale)
         else:
@@ -54,35 +54,16 @@ class Int8LM(BlockRecurrentLM):
 
     output: Int8Linear
 
-    def forward(
-        self,
-        tokens: Tensor,
-        memory: DocumentMemory | None = None,
-        starts: Tensor | None = None,
-        lengths: Tensor | None = None,
-    ) -> tuple[Tensor, DocumentMemory]:
-        hidden, memory = self.hidden(tokens, memory, starts, lengths)
-        return self.output(hidden), memory
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.output(hidden)
 
-    def loss(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        memory: DocumentMemory | None = None,
-        starts: Tensor | None = None,
-        mask: Tensor | None = None,
-        lengths: Tensor | None = None,
-    ) -> Loss:
-        """As the model's own, without gradient."""
-        checks.check_tokens(targets, self.config.vocab_size, self.embedding.weight.device, "targets")
-        checks.check_same_shape(targets, tokens, "targets", (targets.dtype,))
-        mask = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask
-        hidden, memory = self.hidden(tokens, memory, starts, lengths)
+    def _cross_entropy(self, hidden: Tensor, targets: Tensor, counts: Tensor) -> CrossEntropy:
         chunk = max(1, LOGITS_AT_ONCE // self.config.vocab_size)
-        parts = zip(hidden.flatten(0, 1).split(chunk), targets.flatten().long().split(chunk), strict=True)
-        nats = [nn.functional.cross_entropy(self.output(x).float(), wanted, reduction="none") for x, wanted in parts]
-        per_token = torch.cat(nats).view(targets.shape)
-        return Loss(per_token[mask].sum(), mask.sum().float(), memory, per_token)
+        parts = zip(hidden.split(chunk), targets.split(chunk), strict=True)
+        per_token = torch.cat(
+            [F.cross_entropy(self.output(x).float(), wanted, reduction="none") for x, wanted in parts]
+        )
+        return CrossEntropy(per_token[counts].sum(), per_token)
 
 
 def quantize(model: BlockRecurrentLM) -> Int8LM:

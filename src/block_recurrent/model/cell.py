@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from block_recurrent.config import ModelConfig, know_gate_config
+from block_recurrent.config import GATE_CONFIGS, ModelConfig
 from block_recurrent.model.blocks import BlockGrid
 from block_recurrent.model.memory import KeptView
 from block_recurrent.nn.attention import attend, merge_heads, split_heads
 from block_recurrent.nn.gates import GATES, Gate
+from block_recurrent.nn.kept import Stamp, stamp
 from block_recurrent.nn.linear import linear, normal, ones
 from block_recurrent.nn.norm import RMSNorm, unit_length
 
@@ -68,13 +69,14 @@ class RecurrentCell(nn.Module):
 
     def kept_view(self, kept: KeptView | None, state: Tensor) -> StateView | None:
         """The view that was kept from an earlier call, if it is this state's and the weights have not changed since."""
-        if kept is None or kept.state is not state or torch.is_grad_enabled() or kept.weights != self._view_weights():
+        if kept is None or kept.state is not state or torch.is_grad_enabled() or kept.stamp != self._view_stamp():
             return None
         return StateView(*kept.view)
 
     def keep(self, view: StateView, state: Tensor) -> KeptView | None:
         """A state's view, for the next call; none in training, where weights and graphs change."""
-        return None if torch.is_grad_enabled() else KeptView(view, state, self._view_weights())
+        now = None if torch.is_grad_enabled() else self._view_stamp()
+        return None if now is None else KeptView(view, state, now)
 
     def scan(
         self, state: Tensor, tokens: KeysAndValues, grid: BlockGrid, first: StateView | None
@@ -108,11 +110,11 @@ class RecurrentCell(nn.Module):
         maps = (self.to_keys, self.to_self_queries, self.to_token_queries, self.to_values)
         return torch.cat([map.weight for map in maps])
 
-    def _view_weights(self) -> tuple[tuple[int, int], ...]:
-        """What a view depends on beside the state: torch counts the changes of every tensor."""
+    def _view_stamp(self) -> Stamp | None:
+        """Of what a view depends on beside the state."""
         maps = (self.to_keys, self.to_self_queries, self.to_token_queries, self.to_values)
         weights = [self.norm.weight, self.state_ids, self.self_scale, self.token_scale, *(map.weight for map in maps)]
-        return tuple((id(weight), 0 if weight.is_inference() else weight._version) for weight in weights)
+        return stamp(*weights)
 
     @staticmethod
     def _attention(own: StateView, tokens: KeysAndValues) -> Tensor:
@@ -168,7 +170,8 @@ def register_update(name: str, update: type[nn.Module]) -> None:
 
     `update(config, attention_dim)` makes the module, whose `forward(attention, state)` gives the next state.
     """
-    know_gate_config(name)
+    if name not in GATE_CONFIGS:
+        GATE_CONFIGS.append(name)
     UPDATES[name] = update
 
 

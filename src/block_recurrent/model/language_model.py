@@ -23,7 +23,7 @@ from block_recurrent.model import checks
 from block_recurrent.model.blocks import BlockGrid, slice_lanes
 from block_recurrent.model.cell import RecurrentCell, StateView
 from block_recurrent.model.layers import Layer
-from block_recurrent.model.loss import cross_entropy
+from block_recurrent.model.loss import CrossEntropy, cross_entropy
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
 from block_recurrent.nn.dropout import dropout
 from block_recurrent.nn.linear import normal
@@ -67,7 +67,7 @@ class BlockRecurrentLM(nn.Module):
         with this call; they forget. lengths (B,): how many tokens are real in each lane, the others change nothing.
         """
         hidden, memory = self.hidden(tokens, memory, starts, lengths)
-        return hidden @ self.embedding.weight.T, memory
+        return self._logits(hidden), memory
 
     def hidden(
         self,
@@ -143,10 +143,15 @@ class BlockRecurrentLM(nn.Module):
             mask = torch.ones_like(targets, dtype=torch.bool)
         checks.check_same_shape(mask, tokens, "mask", (torch.bool,))
         hidden, memory = self.hidden(tokens, memory, starts, lengths)
-        total, per_token = cross_entropy(
-            hidden.flatten(0, 1), self.embedding.weight, targets.flatten().long(), mask.flatten()
-        )
+        total, per_token = self._cross_entropy(hidden.flatten(0, 1), targets.flatten().long(), mask.flatten())
         return Loss(total.float(), mask.sum().float(), memory, per_token.view(targets.shape).float())
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return hidden @ self.embedding.weight.T
+
+    def _cross_entropy(self, hidden: Tensor, targets: Tensor, counts: Tensor) -> CrossEntropy:
+        """hidden (tokens, D), targets (tokens,), counts (tokens,) -> their sum and each, without all logits at once."""
+        return cross_entropy(hidden, self.embedding.weight, targets, counts)
 
     def fingerprint(self) -> str:
         """SHA-256 of the model's shape and weights: whose memory is whose."""

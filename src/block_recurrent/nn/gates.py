@@ -87,5 +87,6 @@ GATES: dict[str, type[Gate]] = {"fixed": FixedGate, "lstm": LSTMGate}
 
 def register_gate(name: str, gate: type[Gate]) -> None:
     """Make a gate known under the name that `ModelConfig.gate` gives it."""
-    config.know_gate(name)
+    if name not in config.GATES:
+        config.GATES.append(name)
     GATES[name] = gate

@@ -1,4 +1,4 @@
-"""What is worked out from weights alone, kept from token to token while writing."""
+"""What is worked out from weights, kept from token to token while writing, until the weights change."""
 
 from __future__ import annotations
 
@@ -7,28 +7,34 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+Stamp = tuple[tuple[int, int], ...]
+
+
+def stamp(*weights: Tensor) -> Stamp | None:
+    """Changes whenever one of the weights does: torch counts the changes of every tensor. None: it doesn't, for these.
+
+    Changes of sharded weights, and those made through `.data`, are not counted.
+    """
+    if any(weight.is_inference() for weight in weights):
+        return None
+    return tuple((weight.data_ptr(), weight._version) for weight in weights)
+
 
 class Kept:
-    """The outcome of some work on weights, until one of them changes: torch counts the changes of every tensor.
-
-    Not for training, where the outcome has a gradient, and not for sharded weights, which change uncounted.
-    """
+    """The outcome of some work on weights alone. Not for training, where it has a gradient."""
 
     def __init__(self) -> None:
         self._value: Tensor | None = None
-        self._weights: tuple[tuple[int, int], ...] = ()
+        self._stamp: Stamp | None = None
 
     def get(self, work: Callable[[], Tensor], *weights: Tensor) -> Tensor:
         """`work()`, or what it gave when the weights were the same."""
-        if torch.is_grad_enabled() or any(weight.is_inference() for weight in weights):
+        now = None if torch.is_grad_enabled() else stamp(*weights)
+        if now is None:
             return work()
-        now = tuple((weight.data_ptr(), weight._version) for weight in weights)
-        if self._value is None or now != self._weights:
-            self._value, self._weights = work(), now
+        if self._value is None or now != self._stamp:
+            self._value, self._stamp = work(), now
         return self._value
 
-    def __deepcopy__(self, memo: object) -> Kept:
-        return Kept()
-
     def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
-        return Kept, ()
+        return Kept, ()  # a copy begins empty
