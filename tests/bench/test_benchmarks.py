@@ -83,6 +83,20 @@ def test_overhead(tmp_path: Path) -> None:
     assert row["pairs"] == 2
 
 
+def test_eval(tmp_path: Path) -> None:
+    command = "bench eval --size micro --systems rec-fixed-skip,slide --vocab-size 50 --lanes 2 --repeats 2 --json"
+    assert main([*command.split(), str(tmp_path / "x.json")]) == 0
+    rows = rows_of(tmp_path / "x.json")
+    assert [row["system"] for row in rows] == ["rec-fixed-skip", "slide"]
+    assert all(row["ratio"] > 0 and row["pairs"] == 2 for row in rows)
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = "bench eval --size micro --vocab-size 50 --lanes 1 --repeats 1 --json"
+    assert main([*command.split(), str(tmp_path)]) == 2
+    assert f"can't write '{tmp_path}': Is a directory" in capsys.readouterr().err
+
+
 def test_a_table_as_markdown(tmp_path: Path) -> None:
     command = "bench steptime --size micro --systems slide --repeats 1 --vocab-size 50 --no-peak --markdown"
     assert main([*command.split(), str(tmp_path / "x.md")]) == 0

@@ -28,12 +28,16 @@ def best_seconds(
     for number in range(1, rounds + 1):
         for name, candidate in candidates.items():
             tell(f"round {number} of {rounds}: {name}")
-            begin = time.perf_counter()
-            candidate()
-            best[name] = min(best[name], time.perf_counter() - begin)
+            best[name] = min(best[name], seconds_of(candidate))
             clear()
     tell("")
     return best
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
 
 
 def tell(text: str) -> None:

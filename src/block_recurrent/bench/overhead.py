@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from block_recurrent.bench.harness import seconds_of
 from block_recurrent.presets import SIZES
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _row(system: str, args: argparse.Namespace) -> dict[str, Any]:
         trainer, bare = Trainer(config, corpus, runtime), _bare_step(config, corpus)
         with Reporter(Path(folder), args.repeats, 0, log_every=10**9) as reporter, trainer.stream:
             pairs = [
-                (_seconds(lambda: trainer.one_step(reporter, False)), _seconds(bare))
+                (seconds_of(lambda: trainer.one_step(reporter, False)), seconds_of(bare))
                 for _ in range(args.repeats + WARM_UP)
             ][WARM_UP:]
     tokens = config.train.lanes * config.model.segment
@@ -91,9 +91,3 @@ def _bare_step(config: RunConfig, corpus: Corpus) -> Callable[[], None]:
         optimizer.zero_grad()
 
     return run
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 SUMMARY = "the time of a training step, system by system"
 EXAMPLE = "brt bench steptime --size tiny --systems slide-plus,rec-fixed-skip"
 NOTE = (
-    "seconds: forward and backward on random tokens with the memory carried, best of the repeats, all systems in "
-    "turns; with Adafactor's update up to size small. relative: to slide-plus. flop_ratio: its useful FLOPs over "
-    "slide-plus's. paper: the paper's step time over Slide:13L's. limit_share: useful FLOPs (attention at the W keys "
-    "that a query may see) over seconds, as a share of the best rate of matrix products, in bursts of a second, in "
-    "this run. peak_bytes: the most memory that such a step has in use, measured in a process of its own."
+    "seconds: forward and backward on random tokens with the memory carried, without dropout unless --dropout, best of "
+    "the repeats, all systems in turns; with Adafactor's update up to size small. relative: to slide-plus. flop_ratio: "
+    "its useful FLOPs over slide-plus's. paper: the paper's step time over Slide:13L's. limit_share: useful FLOPs "
+    "(attention at the W keys that a query may see) over seconds, as a share of the best rate of matrix products, in "
+    "bursts of a second, in this run. peak_bytes: the most memory that such a step has in use, measured in a process "
+    "of its own."
 )
 REFERENCE = "slide-plus"
 BURST_SECONDS = 1.0

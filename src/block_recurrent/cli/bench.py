@@ -14,10 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from block_recurrent.cli.table import markdown, print_table
-from block_recurrent.errors import BlockRecurrentError
+from block_recurrent.cli.output import markdown, print_table, write_text
 
-BENCHMARKS = ("data", "length", "overhead", "peers", "steptime", "write")
+BENCHMARKS = ("data", "eval", "length", "overhead", "peers", "steptime", "write")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,20 +46,13 @@ def run(args: argparse.Namespace) -> int:
     print_table(head, rows)
     print(args.benchmark.NOTE)
     print("; ".join(where))
-    _write(args.json, json.dumps(result, indent=1) + "\n")
-    text = f"`{result['command']}`\n\n{markdown(head, rows)}\n{args.benchmark.NOTE}\n\nOn {'; '.join(where)}.\n"
-    _write(args.markdown, text)
+    if args.json:
+        write_text(args.json, json.dumps(result, indent=1) + "\n")
+    if args.markdown:
+        text = f"`{result['command']}`\n\n{markdown(head, rows)}\n{args.benchmark.NOTE}\n\nOn {'; '.join(where)}.\n"
+        write_text(args.markdown, text)
     return 0
 
 
 def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     return list(rows[0]), [["" if value is None else str(value) for value in row.values()] for row in rows]
-
-
-def _write(path: Path | None, text: str) -> None:
-    if path is None:
-        return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BlockRecurrentError(f"can't write '{path}': {error.strerror}") from None

@@ -1,0 +1,67 @@
+"""`brt bench eval`: scoring as `brt eval` does it, beside training at the same size and lanes."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import Any
+
+from block_recurrent.bench.harness import seconds_of
+from block_recurrent.presets import SIZES, preset
+
+SUMMARY = "scoring as 'brt eval' does it beside training, at the same size and lanes"
+EXAMPLE = "brt bench eval --size tiny --systems rec-fixed-skip,slide-plus"
+NOTE = (
+    "Both in turns, in one process, on random tokens, as many segments each; the first turn warms up. scoring: whole "
+    "documents, one per lane. training: forward, backward and Adafactor's update, with the preset's dropout and the "
+    "memory carried. tokens/s: the median. ratio: the median over pairs of neighbours, scoring over training."
+)
+SEGMENTS = 4
+"""Of a turn, in each lane."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--systems", default="rec-fixed-skip", metavar="A,B", help="which systems (rec-fixed-skip)")
+    parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)} (tiny)")
+    parser.add_argument("--vocab-size", type=int, default=257, help="V (257)")
+    parser.add_argument("--lanes", type=int, default=8, help="documents side by side (8)")
+    parser.add_argument("--repeats", type=int, default=5, help="pairs of turns (5)")
+
+
+def run(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row per system."""
+    return [_row(system, args) for system in args.systems.split(",")]
+
+
+def _row(system: str, args: argparse.Namespace) -> dict[str, Any]:
+    import numpy as np
+
+    from block_recurrent.bench.steptime import TrainingStep
+    from block_recurrent.evaluate.scoring import score
+    from block_recurrent.model.language_model import BlockRecurrentLM
+
+    config = preset(system, args.size, args.vocab_size)
+    step = TrainingStep(config, args.lanes, with_optimizer=True)
+    model = BlockRecurrentLM(config).eval()
+    length = SEGMENTS * config.segment
+    documents = list(np.random.default_rng(0).integers(0, config.vocab_size - 1, (args.lanes, length)))
+
+    def training() -> None:
+        for _ in range(SEGMENTS):
+            step()
+
+    def scoring() -> None:
+        for _ in score(model, documents, args.lanes):
+            pass
+
+    pairs = [(seconds_of(scoring), seconds_of(training)) for _ in range(args.repeats + 1)][1:]
+    tokens = args.lanes * length
+    return {
+        "system": system,
+        "size": args.size,
+        "lanes": args.lanes,
+        "scoring tokens/s": round(tokens / statistics.median(scored for scored, _ in pairs), 1),
+        "training tokens/s": round(tokens / statistics.median(trained for _, trained in pairs), 1),
+        "ratio": round(statistics.median(trained / scored for scored, trained in pairs), 3),
+        "pairs": len(pairs),
+    }
