@@ -13,8 +13,8 @@ def keep_freed_memory() -> bool:
     """Tell glibc to keep what is freed for the next tensor, instead of giving it back to the system; whether it did.
 
     By default every tensor above some megabytes comes from the system and goes back when it is freed, and the system
-    clears its pages each time: a tenth of a training step at size 160m. Other systems than Linux with glibc are left as
-    they are.
+    clears its pages each time: about 6% of a training step at size 160m (20.8 -> 19.6 s measured). Other systems than
+    Linux with glibc are left as they are.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -77,7 +77,7 @@ def test_every_table_has_models_at_every_size(table: str, size: str) -> None:
     [
         (["--budget", "0"], "--budget is 0.0: it must be more than 0 minutes"),
         (["--seeds", "0"], "--seeds is 0: it must be at least 1"),
-        (["--size", "tinny"], "there is no size 'tinny'"),
+        (["--size", "tinny"], "there is no size 'tinny' (did you mean 'tiny'?)"),
         (["--set", "train.lanse=3"], "unknown key 'train.lanse'"),
     ],
 )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from block_recurrent.cli.output import print_table
 from block_recurrent.errors import DataError
 
 if TYPE_CHECKING:
@@ -129,13 +130,11 @@ def _print_summary(corpus: Corpus, segment: int) -> None:
     summary = summarize(corpus, segment)
     columns = ("documents", "tokens", "words", "bytes", "tokens_per_word", "bytes_per_token", "longest", "median")
     heads = [*(column.replace("_per_", "/") for column in columns), f"padding at {segment}"]
-    rows = [["", *heads]]
-    for split, numbers in summary["splits"].items():
-        rows.append([split, *(_number(numbers[column]) for column in columns), _share(numbers["padding"])])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
-        print("  ".join([row[0].ljust(widths[0]), *cells]))
+    rows = [
+        [split, *(_number(numbers[column]) for column in columns), _share(numbers["padding"])]
+        for split, numbers in summary["splits"].items()
+    ]
+    print_table(["", *heads], rows)
     tokenizer = summary["tokenizer"]
     print(f"tokenizer: {tokenizer['kind']}, {tokenizer['size']} pieces; vocabulary with the mark: {corpus.vocab_size}")
     _print_losses(summary["splits"])

@@ -11,7 +11,7 @@ import json
 import shlex
 import time
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from block_recurrent.errors import BlockRecurrentError, ConfigError
 
@@ -78,11 +78,11 @@ def _training(steps: int) -> list[object]:
     return words
 
 
-class _Module:
+class _Module(NamedTuple):
     """A held-out document as a file."""
 
-    def __init__(self, name: str, path: Path) -> None:
-        self.name, self.path = name, path
+    name: str
+    path: Path
 
 
 def _module_to_read(data: Path, out: Path) -> _Module:
@@ -99,13 +99,14 @@ def _module_to_read(data: Path, out: Path) -> _Module:
 
 
 def _close(args: argparse.Namespace, module: _Module, seconds: float) -> None:
-    from block_recurrent.cli.table import print_table
+    from block_recurrent.cli.output import print_table
+    from block_recurrent.train.report import read_metrics
 
     rows = []
     for system in SYSTEMS:
         folder = args.out / system
         scores = json.loads((folder / "test.json").read_text())
-        training = [line for line in _metrics(folder) if line["split"] == "train"]
+        training = [line for line in read_metrics(folder) if line["split"] == "train"]
         speed = sorted(line["tokens_per_second"] for line in training)[len(training) // 2]
         trained = training[-1]["tokens_seen"]
         rows.append(
@@ -125,7 +126,3 @@ def _close(args: argparse.Namespace, module: _Module, seconds: float) -> None:
         f"  brt data prepare YOUR-FOLDER --out build/mine && brt train --system {SYSTEMS[0]} --size tiny "
         "--data build/mine --out runs/mine"
     )
-
-
-def _metrics(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

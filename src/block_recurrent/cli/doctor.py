@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
-import os
 import platform
-import time
 from typing import Any
 
 from block_recurrent.allocator import keep_freed_memory
@@ -48,6 +46,7 @@ def _facts() -> dict[str, dict[str, Any]]:
     import torch
 
     from block_recurrent import __version__
+    from block_recurrent.bench.harness import machine
     from block_recurrent.runtime import pick_device, pick_dtype
 
     device = pick_device("auto")
@@ -60,8 +59,7 @@ def _facts() -> dict[str, dict[str, Any]]:
             **{name: _version(name) or "missing" for name in CORE},
         },
         "machine": {
-            "system": platform.platform(),
-            "processors": os.cpu_count(),
+            **machine(),
             "threads of torch": torch.get_num_threads(),
             "instructions": torch.backends.cpu.get_cpu_capability(),
         },
@@ -106,10 +104,9 @@ def _gemm_rate(device: Any) -> float:
     """FLOP/s of a large product, the best of five."""
     import torch
 
+    from block_recurrent.bench.harness import best_seconds
+
     a, b = torch.randn(GEMM, GEMM, device=device), torch.randn(GEMM, GEMM, device=device)
-    best = float("inf")
-    for _ in range(6):
-        began = time.perf_counter()
-        (a @ b)[0, 0].item()  # waits for a GPU
-        best = min(best, time.perf_counter() - began)
-    return 2 * GEMM**3 / best
+    product = "matrix product"
+    best = best_seconds({product: lambda: (a @ b)[0, 0].item()}, rounds=5)  # item waits for a GPU
+    return 2 * GEMM**3 / best[product]

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from block_recurrent.cli.output import write_text
 from block_recurrent.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         print(vocabulary_table(rows))
     if args.json:
         whole = results[0] if len(results) == 1 else {"table": rows, "runs": results}
-        _write(args.json, json.dumps(whole, indent=1) + "\n")
+        write_text(args.json, json.dumps(whole, indent=1) + "\n")
     if args.plot:
         from block_recurrent.analysis.plots import write_cumulative
 
@@ -126,10 +127,3 @@ def _check_outputs(args: argparse.Namespace) -> None:
     for path in (args.json, args.plot):
         if path and not path.parent.is_dir():
             raise DataError(f"can't write '{path}': there is no folder '{path.parent}'")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"can't write '{path}': {error.strerror or error}") from None

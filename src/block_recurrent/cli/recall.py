@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from block_recurrent.cli.output import write_text
 from block_recurrent.errors import ConfigError, DataError
 from block_recurrent.presets import SIZES, SYSTEMS
 
@@ -65,9 +66,9 @@ def run(args: argparse.Namespace) -> int:
     )
     try:
         found = recall_study(settings, args.out, _teller())
-        (args.out / "recall.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise DataError(f"can't write to '{args.out}': {error.strerror or error}") from None
+    write_text(args.out / "recall.json", json.dumps(found, indent=1) + "\n")
     print(describe_recall(found))
     written = ["recall.json", "recall.html"]
     write_chart(args.out / "recall.html", recall_chart(found))

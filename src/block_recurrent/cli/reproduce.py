@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from block_recurrent.cli.table import markdown, print_table
-from block_recurrent.errors import ConfigError, DataError
-from block_recurrent.presets import SIZES
+from block_recurrent.cli.output import markdown, print_table, write_text
+from block_recurrent.errors import ConfigError
+from block_recurrent.presets import SIZES, preset
 from block_recurrent.run_config import check_keys, merge, parse_setting
 from block_recurrent.studies.paper_tables import TABLES
 
@@ -43,8 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.size not in SIZES:
-        raise ConfigError(f"there is no size '{args.size}'; known: {', '.join(SIZES)}")
+    preset(COMPARED[0], args.size)  # says so if there is no such size
     if not args.budget > 0:
         raise ConfigError(f"--budget is {args.budget}: it must be more than 0 minutes")
     if args.seeds < 1:
@@ -56,15 +55,8 @@ def run(args: argparse.Namespace) -> int:
     from block_recurrent.studies.reproduce import Study, reproduce, summary
 
     out = args.out or Path("runs") / f"{args.table}-{args.size}"
-    study = Study(
-        args.table,
-        args.size,
-        tuple(args.data),
-        out,
-        args.budget,
-        tuple(range(args.seeds)),
-        settings=tuple(settings.items()),
-    )
+    seeds = tuple(range(args.seeds))
+    study = Study(args.table, args.size, tuple(args.data), out, args.budget, seeds, settings=settings)
     found = reproduce(study, lambda text: print(f"\n{text}", file=sys.stderr))
     if found is None:
         print("stopped; the same command goes on", file=sys.stderr)
@@ -83,12 +75,9 @@ def _write_results(out: Path, table: str, found: dict[str, Any], lines: tuple[li
     print(NOTE)
     command = shlex.join(["brt", *sys.argv[1:]])
     result = {"command": command, **found, "machine": machine(), "versions": versions()}
-    try:
-        (out / f"{table}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        text = f"`{command}`: {found['steps']} steps a run.\n\n{markdown(head, rows)}\n{NOTE}\n"
-        (out / f"{table}.md").write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"can't write to '{out}': {error.strerror or error}") from None
+    write_text(out / f"{table}.json", json.dumps(result, indent=1) + "\n")
+    text = f"`{command}`: {found['steps']} steps a run.\n\n{markdown(head, rows)}\n{NOTE}\n"
+    write_text(out / f"{table}.md", text)
     print(f"wrote {table}.json and {table}.md in {out}")
     _curves(out, table, found)
 

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-probs", metavar="FILE", help="write every token with its log-probability, as JSON lines")
     parser.add_argument("--save", metavar="FILE", help="keep the memory after writing")
     parser.add_argument("--interactive", action="store_true", help="type, and it continues; /help lists what there is")
-    parser.add_argument("--compile", action="store_true", help="torch.compile: a minute at the start, gains little")
+    parser.add_argument("--compile", action="store_true", help="torch.compile: takes a minute at the start")
 
 
 def run(args: argparse.Namespace) -> int:

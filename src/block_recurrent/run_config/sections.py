@@ -92,7 +92,7 @@ class TrainConfig(Section):
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto is the GPU where there is one."""
     compile: bool = False
-    """Whether layers go through torch.compile: a minute at the start, and on a CPU gains little."""
+    """Whether layers go through torch.compile: it takes a minute at the start."""
     checkpoint_activations: bool = False
     """Whether layers are computed again in the backward pass instead of kept: less memory, a third more time."""
     parallel: str = "ddp"

@@ -24,15 +24,23 @@ _TABLE1 = {
     "feedback-fixed-skip": 3.49,
     "memorizing": 3.53,
 }
-_WINDOWS = {("rec-fixed-skip", 4): 3.58, ("rec-fixed-skip", 2): 3.54, ("rec-fixed-skip", 1): 3.53}
-_WINDOWS |= {("slide", 4): 3.69, ("slide", 2): 3.64, ("slide", 1): 3.60}
+_WINDOWS = {"rec-fixed-skip": {4: 3.58, 2: 3.54, 1: 3.53}, "slide": {4: 3.69, 2: 3.64, 1: 3.60}}
 _STATES = {0.25: 3.54, 0.5: 3.535, 1: 3.53, 2: 3.51, 4: 3.55}
-_SCALING = {("rec-fixed-skip", "160m"): 3.59, ("rec-fixed-skip", "40m"): 3.96, ("rec-fixed-skip", "80m"): 3.79}
-_SCALING |= {("xl-plus", "160m"): 3.67, ("xl-plus", "40m"): 4.03, ("xl-plus", "80m"): 3.86}
-_SCALING |= {("rec-fixed-skip", "325m"): 3.44, ("rec-fixed-skip", "650m"): 3.29, ("rec-fixed-skip", "1.3b"): 3.22}
-_SCALING |= {("xl-plus", "325m"): 3.51, ("xl-plus", "650m"): 3.39, ("xl-plus", "1.3b"): 3.31}
-_VOCABULARIES = {257: 0.960, 512: 2.125, 1000: 2.477, 4000: 3.021, 8000: 3.289, 32000: 3.647}
-_VOCABULARIES |= {64000: 3.766, 96000: 3.801, 128000: 3.830}
+_SCALING = {
+    "rec-fixed-skip": {"40m": 3.96, "80m": 3.79, "160m": 3.59, "325m": 3.44, "650m": 3.29, "1.3b": 3.22},
+    "xl-plus": {"40m": 4.03, "80m": 3.86, "160m": 3.67, "325m": 3.51, "650m": 3.39, "1.3b": 3.31},
+}
+_VOCABULARIES = {
+    257: 0.960,
+    512: 2.125,
+    1000: 2.477,
+    4000: 3.021,
+    8000: 3.289,
+    32000: 3.647,
+    64000: 3.766,
+    96000: 3.801,
+    128000: 3.830,
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ def rows_of(table: str, size: str, vocabularies: list[int]) -> list[Row]:
                 size,
                 {"window": dims.W // part},
                 0,
-                _WINDOWS[system, part],
+                _WINDOWS[system][part],
             )
             for part in (4, 2, 1)
             for system in ("rec-fixed-skip", "slide")
@@ -92,7 +100,7 @@ def rows_of(table: str, size: str, vocabularies: list[int]) -> list[Row]:
         ]
     upto = list(SIZES)[: list(SIZES).index(size) + 1]
     return [
-        Row(f"{system}, {name}", system, name, paper=_SCALING.get((system, name)))
+        Row(f"{system}, {name}", system, name, paper=_SCALING[system].get(name))
         for name in upto
         for system in ("rec-fixed-skip", "xl-plus")
     ]

@@ -12,7 +12,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from block_recurrent.evaluate.progress import shown_progress
 from block_recurrent.run_config import RunConfig, merge, resolve
 from block_recurrent.studies.paper_tables import Row, rows_of
 from block_recurrent.train.loop import Trainer, settle, train
+from block_recurrent.train.report import read_metrics
 
 REFERENCE = "slide-plus"
 TIMED_STEPS = 3
@@ -47,7 +48,7 @@ class Study:
     """Minutes of training of slide-plus at this size."""
     seeds: tuple[int, ...]
     split: str = "test"
-    settings: tuple[tuple[str, Any], ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
     """Sections of a configuration, laid over the recipe."""
 
     def rows(self) -> list[Row]:
@@ -66,7 +67,7 @@ class Study:
             "train": {"steps": steps, "seed": seed, "save_every": max(1, steps // 10), "keep": 1},
             "eval": {"every": max(1, steps // 10)},
         }
-        given = merge(merge(given, RECIPE), dict(self.settings))
+        given = merge(merge(given, RECIPE), self.settings)
         return resolve(given, Corpus(self.data[row.data]).vocab_size)
 
 
@@ -91,7 +92,7 @@ def reproduce(study: Study, tell: Callable[[str], None]) -> dict[str, Any] | Non
 def _plan(study: Study, tell: Callable[[str], None]) -> int:
     """Steps of every run; settled the first time, kept from then on."""
     path = study.out / PLAN
-    asked = {"table": study.table, "size": study.size, "budget": study.budget, "settings": dict(study.settings)}
+    asked = {"table": study.table, "size": study.size, "budget": study.budget, "settings": study.settings}
     if path.is_file():
         plan = json.loads(path.read_text())
         for key, value in json.loads(json.dumps(asked)).items():
@@ -132,16 +133,16 @@ def _measure(run: Path, data: str, split: str, out: Path) -> None:
     loaded = load_run(run)
     with shown_progress(f"scoring '{split}'") as progress:
         result = evaluate_split(loaded.model, corpus, split, progress=progress).to_dict()
-    training = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    lines = [line for line in training if line["split"] == "train"]
-    gains = [line["state_gain"] for line in training if "state_gain" in line]
+    metrics = read_metrics(run)
+    training = [line for line in metrics if line["split"] == "train"]
+    gains = [line["state_gain"] for line in metrics if "state_gain" in line]
     numbers = {name: result[name] for name in ("bits_per_token", "bits_per_byte", "word_perplexity", "tokens", "words")}
     numbers |= {
         "scale_factor": result["tokens"] / result["words"] if result["words"] else None,
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
         "vocabulary": corpus.vocab_size,
-        "tokens_trained": lines[-1]["tokens_seen"],
-        "seconds_of_a_step": statistics.median(line["tokens"] / line["tokens_per_second"] for line in lines),
+        "tokens_trained": training[-1]["tokens_seen"],
+        "seconds_of_a_step": statistics.median(line["tokens"] / line["tokens_per_second"] for line in training),
         "state_gain": gains[-1] if gains else None,
         "documents": {d["name"]: d["bits_per_token"] for d in result["documents"]},
         "cumulative": result["cumulative"],

@@ -19,6 +19,11 @@ METRICS = "metrics.jsonl"
 LOG = "log.txt"
 
 
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """All lines of a run's metrics."""
+    return [json.loads(line) for line in (run / METRICS).read_text(encoding="utf-8").splitlines()]
+
+
 def cut_back(metrics: Path, step: int) -> None:
     """Drop the lines of later steps, and a last line that was not finished, so that the run can write them anew."""
     if not metrics.exists():
