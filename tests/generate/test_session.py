@@ -268,3 +268,17 @@ def test_a_text_of_another_encoding_is_refused(tmp_path: Path) -> None:
         "".join(read_text(tmp_path / "cut.txt"))
     with pytest.raises(DataError, match="can't be read"):
         "".join(read_text(tmp_path / "nothing.txt"))
+
+
+@pytest.mark.parametrize("name", ["rec-fixed-skip", "memorizing", "feedback-fixed-skip"])
+def test_training_goes_on_from_what_was_read(
+    name: str, make_reader: Callable[..., BlockRecurrentLM], byte_tokenizer: Tokenizer
+) -> None:
+    model = make_reader(name)
+    session = Session(model, byte_tokenizer)
+    session.read("a text of more than one window, to have a state that was updated. " * 3)
+    session.flush()
+    tokens = torch.randint(100, (1, model.config.segment))
+    loss = model.train().loss(tokens, tokens, session.memory)
+    loss.sum.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

@@ -16,7 +16,7 @@ def by_definition(q, k, v, bias):
     for i in range(q.shape[2]):
         distances = torch.arange(1, W + 1)
         places = W + i - distances
-        logits = torch.einsum("bhk,bhnk->bhn", q[:, :, i], k[:, :, places]) + bias[:, distances - 1]
+        logits = torch.einsum("bhk,bhnk->bhn", q[:, :, i], k[:, :, places]) + bias[:, W - distances]
         rows.append(torch.einsum("bhn,bhnk->bhk", logits.softmax(-1), v[:, :, places]))
     return torch.stack(rows, dim=2)
 

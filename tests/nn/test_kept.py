@@ -33,7 +33,7 @@ def test_copies_begin_empty() -> None:
     with torch.no_grad():
         kept.get(lambda: torch.ones(1), torch.ones(1))
     for other in (copy.deepcopy(kept), pickle.loads(pickle.dumps(kept))):
-        assert other._value is None
+        assert other._kept is None
 
 
 def test_writing_after_an_update_uses_the_new_bias() -> None:

@@ -55,16 +55,16 @@ class BlockGrid:
         """Blocks that each lane completes."""
         return tuple((p + n) // self.window for p, n in zip(self.offsets, self.lengths, strict=True))
 
-    @property
+    @cached_property
     def most_completed(self) -> int:
         return max(self.completed)
 
-    @property
+    @cached_property
     def all_in_last_block(self) -> bool:
         """Whether every lane ends inside of the call's last block."""
         return all(count == self.num_blocks - 1 for count in self.completed)
 
-    @property
+    @cached_property
     def all_full(self) -> bool:
         """Whether every lane gets all of the call's tokens."""
         return all(length == self.num_tokens for length in self.lengths)
@@ -94,6 +94,8 @@ class BlockGrid:
 
     def newest(self, buffer: Tensor, count: int) -> Tensor:
         """The last `count` real entries of each lane in a buffer (B, H, C + N, K)."""
+        if self.all_full:
+            return buffer.narrow(2, buffer.shape[2] - count, count)
         cached = buffer.shape[2] - self.num_tokens
         return slice_lanes(buffer, [cached + n - count for n in self.lengths], count, dim=2)
 

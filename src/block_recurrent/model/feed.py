@@ -28,12 +28,15 @@ class Fed(NamedTuple):
 
 @contextmanager
 def evaluating(model: BlockRecurrentLM) -> Iterator[None]:
-    """Without gradients and without dropout, whatever mode the model is in; afterwards it is in that mode again."""
+    """Without gradients and without dropout, whatever mode the model is in; afterwards it is in that mode again.
+
+    In inference mode: for a single token, what torch notes down for autograd takes a tenth of the time.
+    """
     was_training = model.training
     if was_training:
         model.eval()
     try:
-        with torch.no_grad():
+        with torch.inference_mode():
             yield
     finally:
         if was_training:

@@ -171,16 +171,16 @@ class BlockRecurrentLM(nn.Module):
         if memory is None:
             memory = DocumentMemory.empty(self.config, lanes, weight.device, weight.dtype)
         self._check_memory(memory, lanes)
-        memory = memory.restart(starting)
+        memory = (memory.for_autograd() if torch.is_grad_enabled() else memory).restart(starting)
         offsets = tuple((memory.tokens_read % self.config.window).tolist())
         grid = BlockGrid(self.config.window, offsets, checks.lengths_of(lengths, lanes, num_tokens), num_tokens)
         return self._with_initial_states(memory), grid
 
     def _with_initial_states(self, memory: DocumentMemory) -> DocumentMemory:
-        fresh = torch.tensor(memory.fresh, device=memory.device)[:, None, None]
         # In training, initial states take part in every call: processes that share weights must use the same ones.
-        if not (self.training or fresh.any()):
+        if not (self.training or any(memory.fresh)):
             return memory
+        fresh = torch.tensor(memory.fresh, device=memory.device)[:, None, None]
         layers = list(memory.layers)
         for index, cell, state in self._cells(memory.layers):
             layers[index] = replace(layers[index], state=torch.where(fresh, cell.fresh_state(memory.lanes), state))

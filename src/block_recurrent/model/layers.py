@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -14,10 +16,21 @@ from block_recurrent.model.tape import extend
 from block_recurrent.nn.attention import attend, merge_heads, split_heads, window_attention
 from block_recurrent.nn.dropout import dropout
 from block_recurrent.nn.kept import Kept
-from block_recurrent.nn.linear import linear, ones, zeros
+from block_recurrent.nn.linear import join, joint_product, linear, ones, zeros
 from block_recurrent.nn.mlp import MLP
 from block_recurrent.nn.norm import RMSNorm, unit_length
 from block_recurrent.nn.position import PositionBias
+
+
+class _Prepared(NamedTuple):
+    """What a layer works out from its weights alone."""
+
+    projection: Tensor | None
+    """All maps of a token at once, (3*H*K or 4*H*K, D)."""
+    scales: Tensor
+    """Of the keys, which have none, of the queries, and of those to the states, (2H,) or (3H,)."""
+    bias: Tensor
+    """What is added to the logits of the W keys, the oldest first, (H, W)."""
 
 
 class Layer(nn.Module):
@@ -35,7 +48,6 @@ class Layer(nn.Module):
         self.to_queries = linear(D, HK)
         self.scale = ones(H)
         self.position_bias = None if memorizing else PositionBias(H)
-        self._kept_bias = Kept()
         self.to_state_queries = linear(D, HK) if self.reads_state else None
         self.state_scale = ones(H) if self.reads_state else None
         self.recall_mix = zeros(H) if memorizing else None
@@ -43,25 +55,18 @@ class Layer(nn.Module):
         self.project = linear(2 * HK if self.reads_state else HK, D)
         self.mlp_norm = RMSNorm(D)
         self.mlp = MLP(D, config.mlp_dim)
+        self._kept: Kept[_Prepared] = Kept()
 
     def forward(
         self, x: Tensor, memory: LayerMemory, grid: BlockGrid, view: StateView | None = None
     ) -> tuple[Tensor, LayerMemory]:
         """x (B, N, D) -> x, and what the layer remembers next. `view`: the state to read in block feedback."""
+        prepared = self._prepare_for_one_token() if x.shape[1] == 1 else self._prepare()
         h = self._dropout(self.attention_norm(x))
-        k = unit_length(self._heads(self.to_keys, h))
-        v = self._heads(self.to_values, h)
-        q = unit_length(self._heads(self.to_queries, h), self.scale.abs())
+        k, q, v, state_queries = self._project_tokens(h, prepared)
         dtype, cached = memory.keys.dtype, memory.keys.shape[2]
         keys, values, place = extend(memory.keys, memory.values, memory.place, k.to(dtype), v.to(dtype))
-        recent = slice(cached - self.config.window, None)
-        attention = window_attention(
-            q,
-            keys[:, :, recent].to(k.dtype),
-            values[:, :, recent].to(v.dtype),
-            self._bias(for_one_token=x.shape[1] == 1),
-            self._attention_dropout,
-        )
+        attention = window_attention(q, keys.to(k.dtype), values.to(v.dtype), prepared.bias, self._attention_dropout)
         state, recall, kept = memory.state, memory.recall, None
         if recall is not None:
             attention, recall = self._recall(attention, q, keys, values, recall, grid)
@@ -69,20 +74,47 @@ class Layer(nn.Module):
             assert state is not None
             first = view or self.cell.kept_view(memory.view, state)
             views, state = self.cell.scan(state, KeysAndValues(keys, values), grid, first)
-            attention = torch.cat([attention, self._read_states(h, views, grid)], dim=1)
+            attention = torch.cat([attention, self._read_states(state_queries, views, grid)], dim=1)
             kept = self.cell.keep(views[-1], state) if grid.all_in_last_block else None
         elif view is not None:
-            attention = torch.cat([attention, self._read_states(h, [view], grid)], dim=1)
+            attention = torch.cat([attention, self._read_states(state_queries, [view], grid)], dim=1)
         x = x + self.project(merge_heads(attention))
         x = x + self._dropout(self.mlp(self.mlp_norm(x)))
         newest_keys, newest_values = (grid.newest(buffer, cached) for buffer in (keys, values))
         return x, LayerMemory(newest_keys, newest_values, state, recall, place if grid.all_full else None, kept)
 
-    def _read_states(self, h: Tensor, views: list[StateView], grid: BlockGrid) -> Tensor:
+    def _prepare(self) -> _Prepared:
+        scale = self.scale.abs()
+        if self.position_bias is None:
+            bias = scale.new_zeros(len(scale), self.config.window)
+        else:
+            bias = self.position_bias(self.config.window) * scale[:, None]  # the head's scale is on the bias too
+        scales = [torch.ones_like(scale), scale, *([] if self.state_scale is None else [self.state_scale.abs()])]
+        return _Prepared(join(*self._token_maps()), torch.cat(scales), bias)
+
+    def _prepare_for_one_token(self) -> _Prepared:
+        """The same, kept from token to token: in writing, making it would take longer than the token itself."""
+        weights = [self.scale, *(map.weight for map in self._token_maps())]
+        weights += [] if self.state_scale is None else [self.state_scale]
+        weights += [] if self.position_bias is None else [self.position_bias.table]
+        return self._kept.get(self._prepare, *weights)
+
+    def _token_maps(self) -> tuple[nn.Linear, ...]:
+        """To all that a token shows and asks: values, keys, queries, and queries to the states where there are some."""
+        maps = (self.to_values, self.to_keys, self.to_queries)
+        return maps if self.to_state_queries is None else (*maps, self.to_state_queries)
+
+    def _project_tokens(self, h: Tensor, prepared: _Prepared) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """(B, N, D) -> keys, queries, values and queries to the states, (B, H, N, K) each."""
+        maps, H = self._token_maps(), self.config.num_heads
+        heads = split_heads(joint_product(h, prepared.projection, *maps), len(maps) * H)
+        values, others = heads.split([H, len(heads[0]) - H], dim=1)
+        keys, queries, *state_queries = unit_length(others, prepared.scales).split(H, dim=1)
+        return keys, queries, values, state_queries[0] if state_queries else None
+
+    def _read_states(self, q: Tensor | None, views: list[StateView], grid: BlockGrid) -> Tensor:
         """Each token over the state as it was at the start of its block, one view per block: (B, H, N, K)."""
-        assert self.to_state_queries is not None
-        assert self.state_scale is not None
-        q = unit_length(self._heads(self.to_state_queries, h), self.state_scale.abs())
+        assert q is not None
         if len(views) == 1:
             return attend(q, views[0].keys, views[0].values, self._attention_dropout)
         keys = torch.stack([view.keys for view in views], dim=2)  # (B, H, T, S, K)
@@ -107,21 +139,6 @@ class Layer(nn.Module):
         gate = self.recall_mix.sigmoid()[:, None, None].to(attention.dtype)
         recalled = grid.out_of_blocks(torch.stack(found, dim=2)).to(attention.dtype)
         return torch.lerp(attention, recalled, gate), recall
-
-    def _heads(self, map: nn.Linear, h: Tensor) -> Tensor:
-        return split_heads(map(h), self.config.num_heads)
-
-    def _bias(self, for_one_token: bool) -> Tensor:
-        """(H, W): what is added to the logits at each distance. The head's scale is on the bias too."""
-        if self.position_bias is None:
-            return self.scale.new_zeros(len(self.scale), self.config.window)
-        if for_one_token:  # in writing, where it would be made anew for every token
-            return self._kept_bias.get(self._biases, self.position_bias.table, self.scale)
-        return self._biases()
-
-    def _biases(self) -> Tensor:
-        assert self.position_bias is not None
-        return self.position_bias(self.config.window) * self.scale.abs()[:, None]
 
     def _dropout(self, x: Tensor) -> Tensor:
         return dropout(x, self.config.dropout, self.training)

@@ -145,6 +145,12 @@ class DocumentMemory:
         """The same values, cut from the graph: no gradient goes further back than here."""
         return self._map(lambda x: x.detach().contiguous(), lambda recall: recall)
 
+    def for_autograd(self) -> DocumentMemory:
+        """The same in tensors that autograd takes: those made in inference mode, as in reading, are copied."""
+        if not self.layers[0].keys.is_inference():
+            return self
+        return self._map(lambda x: x.clone(), lambda recall: recall)
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DocumentMemory:
         """On another device or in another precision."""
         return self._map(lambda x: x.to(device=device, dtype=dtype), lambda recall: recall.to(device, dtype))

@@ -47,11 +47,11 @@ def extend(keys: Tensor, values: Tensor, place: Place | None, new_keys: Tensor, 
     if place is None or not (_holds(place, keys, values) and _may_write(place, more)):
         place = _begin(keys, values)
     tape, end = place
-    tape.keys[:, :, end : end + more] = new_keys
-    tape.values[:, :, end : end + more] = new_values
+    tape.keys.narrow(2, end, more).copy_(new_keys)
+    tape.values.narrow(2, end, more).copy_(new_values)
     tape.written = end + more
-    visible = slice(end - cached, end + more)
-    return Extended(tape.keys[:, :, visible], tape.values[:, :, visible], Place(tape, end + more))
+    first, visible = end - cached, cached + more
+    return Extended(tape.keys.narrow(2, first, visible), tape.values.narrow(2, first, visible), Place(tape, end + more))
 
 
 def _holds(place: Place, keys: Tensor, values: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from block_recurrent.nn.dropout import dropout as drop
 from block_recurrent.nn.norm import at_least_float32
-from block_recurrent.nn.tiles import spread_by_distance, tiled_window_attention
+from block_recurrent.nn.tiles import spread_over_tile, tiled_window_attention
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -37,34 +37,41 @@ def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
 def window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float = 0.0) -> Tensor:
     """Each of the N queries over the W keys before its own position (SPEC section 2, point 4).
 
-    q (B, H, N, K); k and v (B, H, W + N, K): the W keys before the first query, then the queries' own; bias (H, W):
-    what is added to the logits at distances 1 to W. Returns (B, H, N, K).
+    q (B, H, N, K); k and v (B, H, C + N, K): at least W keys before the first query, then the queries' own; bias
+    (H, W): what is added to the logits of the W keys, the oldest first. Returns (B, H, N, K).
     """
-    if q.shape[2] == 0:
+    window, num_queries = bias.shape[1], q.shape[2]
+    first = k.shape[2] - num_queries - window
+    if num_queries == 0:
         return torch.zeros_like(q)
-    if q.shape[2] == 1:
-        return _one_query(q, k, v, bias, dropout)
+    if num_queries == 1:
+        return _one_query(q, k.narrow(2, first, window), v.narrow(2, first, window), bias, dropout)
+    k, v = k[:, :, first:], v[:, :, first:]
     if q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64):
         return tiled_window_attention(q, k, v, bias, dropout)
     return plain_window_attention(q, k, v, bias, dropout)
 
 
 def _one_query(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
-    """The same for a single query, as in writing: all keys but its own, no tile and no mask."""
-    window = bias.shape[1]
-    logits = at_least_float32(q @ k[:, :, :window].transpose(-1, -2)) + bias.flip(-1)[:, None]
-    weights = drop(logits.softmax(-1), dropout)
-    return weights.to(v.dtype) @ v[:, :, :window]
+    """The same for a single query, as in writing: k and v are what it sees, so no tile and no mask.
+
+    Every call counts here, and `@` makes five of one product.
+    """
+    B, H, _, K = q.shape
+    q3, k3, v3 = (x.flatten(0, 1) for x in (q, k, v))
+    logits = at_least_float32(torch.bmm(q3, k3.transpose(1, 2))).view(B, H, -1) + bias
+    weights = drop(logits.softmax(-1), dropout).to(v.dtype)
+    return torch.bmm(weights.view(B * H, 1, -1), v3).view(B, H, 1, K)
 
 
 def plain_window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float = 0.0) -> Tensor:
-    """The same in plain steps, all tiles at once: w queries, at most W, over w + W keys."""
+    """The same in plain steps, with W + N keys and all tiles at once: w queries, at most W, over w + W keys."""
     window, num_queries = bias.shape[1], q.shape[2]
     width = min(window, num_queries)
     if padding := -num_queries % width:
         q, k, v = (F.pad(x, (0, 0, 0, padding)) for x in (q, k, v))
     q_tiles = q.unflatten(2, (-1, width))  # (B, H, T, w, K)
     k_tiles, v_tiles = (x.unfold(2, width + window, width) for x in (k, v))  # (B, H, T, K, w + W)
-    logits = at_least_float32(q_tiles @ k_tiles) + spread_by_distance(bias, width)[:, None]
+    logits = at_least_float32(q_tiles @ k_tiles) + spread_over_tile(bias, width)[:, None]
     weights = F.dropout(logits.softmax(-1), dropout).to(v.dtype)
     return (weights @ v_tiles.transpose(-1, -2)).flatten(2, 3)[:, :, :num_queries]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+Value = TypeVar("Value")
 Stamp = tuple[tuple[int, int], ...]
 
 
@@ -15,26 +17,26 @@ def stamp(*weights: Tensor) -> Stamp | None:
 
     Changes of sharded weights, and those made through `.data`, are not counted.
     """
-    if any(weight.is_inference() for weight in weights):
+    try:
+        return tuple([(weight.data_ptr(), weight._version) for weight in weights])
+    except RuntimeError:  # those made in inference mode
         return None
-    return tuple((weight.data_ptr(), weight._version) for weight in weights)
 
 
-class Kept:
+class Kept(Generic[Value]):
     """The outcome of some work on weights alone. Not for training, where it has a gradient."""
 
     def __init__(self) -> None:
-        self._value: Tensor | None = None
-        self._stamp: Stamp | None = None
+        self._kept: tuple[Stamp, Value] | None = None
 
-    def get(self, work: Callable[[], Tensor], *weights: Tensor) -> Tensor:
+    def get(self, work: Callable[[], Value], *weights: Tensor) -> Value:
         """`work()`, or what it gave when the weights were the same."""
         now = None if torch.is_grad_enabled() else stamp(*weights)
         if now is None:
             return work()
-        if self._value is None or now != self._stamp:
-            self._value, self._stamp = work(), now
-        return self._value
+        if self._kept is None or now != self._kept[0]:
+            self._kept = (now, work())
+        return self._kept[1]
 
-    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+    def __reduce__(self) -> tuple[type[Kept[Value]], tuple[()]]:
         return Kept, ()  # a copy begins empty

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 # Standard deviation of a unit normal that is cut at two deviations: what `trunc_normal_` loses is given back.
 _DEVIATION_AFTER_CUT = 0.87962566103423978
@@ -17,6 +18,19 @@ def linear(in_dim: int, out_dim: int, variance: float = 1.0) -> nn.Linear:
     deviation = math.sqrt(variance / in_dim) / _DEVIATION_AFTER_CUT
     nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
     return layer
+
+
+def join(*maps: nn.Linear) -> Tensor | None:
+    """The matrices of several maps, which stay separate parameters (SPEC section 8), as one: one product for all.
+
+    None where a map has a product of its own, such as one in 8 bits.
+    """
+    return torch.cat([map.weight for map in maps]) if all(type(map) is nn.Linear for map in maps) else None
+
+
+def joint_product(x: Tensor, joint: Tensor | None, *maps: nn.Linear) -> Tensor:
+    """x (..., in) -> (..., outputs of all maps). `joint`: what `join` made of them."""
+    return torch.cat([map(x) for map in maps], dim=-1) if joint is None else F.linear(x, joint)
 
 
 def normal(*shape: int, deviation: float) -> nn.Parameter:

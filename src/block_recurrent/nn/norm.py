@@ -6,6 +6,7 @@ there is little to compute and much to read, and autograd's way took several tim
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class RMSNorm(nn.Module):
 
 def unit_length(x: Tensor, scale: Tensor | None = None) -> Tensor:
     """x (B, H, N, K) over its length along the last axis, times a scale (H,) per head: keys and queries."""
-    factor = None if scale is None else at_least_float32(scale)[:, None, None]
+    factor = None if scale is None else at_least_float32(scale).view(-1, 1, 1)
     norm = _UnitLength.apply if torch.is_grad_enabled() else _unit_length
     return norm(at_least_float32(x), factor).to(x.dtype)
 
@@ -90,4 +91,11 @@ class _UnitLength(torch.autograd.Function):
 
 def _inverse_length(x: Tensor, share: float) -> Tensor:
     """1 / sqrt(share * sum(x^2) + epsilon) along the last axis, which is kept."""
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().mul_(share).add_(EPSILON).rsqrt_()
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.addcmul(_epsilon(x.dtype, x.device), length, length, value=share).rsqrt_()
+
+
+@functools.cache
+def _epsilon(dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # kept for training too, whoever asks first
+        return torch.tensor(EPSILON, dtype=dtype, device=device)

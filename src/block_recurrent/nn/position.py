@@ -26,7 +26,7 @@ def bucket_of(distance: int) -> int:
 @functools.lru_cache(maxsize=32)
 def _buckets(window: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # kept for training too, whoever asks first
-        return torch.tensor([bucket_of(distance) for distance in range(1, window + 1)], device=device)
+        return torch.tensor([bucket_of(distance) for distance in range(window, 0, -1)], device=device)
 
 
 class PositionBias(nn.Module):
@@ -37,5 +37,5 @@ class PositionBias(nn.Module):
         self.table = normal(num_heads, NUM_BUCKETS, deviation=math.sqrt(1 / NUM_BUCKETS))
 
     def forward(self, window: int) -> Tensor:
-        """(H, W): the bias at distances 1 to W."""
+        """(H, W): the bias at distances W to 1: of the oldest key first."""
         return self.table[:, _buckets(window, self.table.device)]

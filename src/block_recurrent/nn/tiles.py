@@ -41,7 +41,7 @@ class _TiledWindowAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
         H, N, W = q.shape[1], q.shape[2], bias.shape[1]
         width = min(TILE_WIDTH, N)
-        by_query_and_key = spread_by_distance(bias, width)
+        by_query_and_key = spread_over_tile(bias, width)
         q3, k3, v3 = (x.flatten(0, 1) for x in (q, k, v))
         out = torch.empty_like(q3)
         kept = []
@@ -60,7 +60,7 @@ class _TiledWindowAttention(torch.autograd.Function):
         q, k, v, bias = ctx.saved_tensors
         H, N, W = q.shape[1], q.shape[2], bias.shape[1]
         width = min(TILE_WIDTH, N)
-        by_query_and_key = spread_by_distance(bias, width)
+        by_query_and_key = spread_over_tile(bias, width)
         q3, k3, v3, d_out = (x.flatten(0, 1) for x in (q, k, v, grads[0]))
         dq, dk, dv = torch.empty_like(q3), torch.zeros_like(k3), torch.zeros_like(v3)
         d_bias = torch.zeros_like(by_query_and_key)
@@ -78,7 +78,7 @@ class _TiledWindowAttention(torch.autograd.Function):
             dk[lanes, band] += torch.bmm(d_logits.transpose(1, 2), q3[lanes, queries])
             n, L = d_logits.shape[1:]
             d_bias[:, :n, :L] += d_logits.view(-1, H, n, L).sum(0) if len(d_logits) > H else d_logits
-        return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape), gather_by_distance(d_bias, W), None
+        return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape), gather_from_tile(d_bias, W), None
 
 
 def _tiles(lanes: int, H: int, N: int, W: int, width: int) -> Iterator[_Tile]:
@@ -97,21 +97,19 @@ def _weights(q3: Tensor, k3: Tensor, by_query_and_key: Tensor, tile: _Tile) -> T
     return torch.softmax(logits, -1, out=logits)
 
 
-def spread_by_distance(bias: Tensor, width: int) -> Tensor:
-    """(H, W) by distance 1 to W -> (H, w, w + W) by query and key; minus infinity where a query may not look.
+def spread_over_tile(bias: Tensor, width: int) -> Tensor:
+    """(H, W), oldest key first -> (H, w, w + W) by query and key; minus infinity where a query may not look.
 
-    The distance of query i and key j of a tile is W + i - j. Read from right to left, row i is the list of distances
-    beginning at i, so that the tile is a view of that list with overlapping rows.
+    Query i sees the keys i to i + W - 1 of its tile: every row is the row above, one place further to the right. Upside
+    down, such rows overlap in one padded list, and the tile is a view of it.
     """
-    W = bias.shape[1]
-    by_distance = F.pad(bias, (width, width - 1), value=float("-inf"))  # distances 1 - w to W + w - 1
-    return by_distance.unfold(1, width + W, 1).flip(-1)
+    padded = F.pad(bias, (width - 1, width), value=float("-inf"))
+    return padded.unfold(1, width + bias.shape[1], 1).flip(1)
 
 
-def gather_by_distance(tile: Tensor, window: int) -> Tensor:
-    """The gradient of `spread_by_distance`: sums along the diagonals, (H, w, w + W) -> (H, W)."""
+def gather_from_tile(tile: Tensor, window: int) -> Tensor:
+    """The gradient of `spread_over_tile`: sums along the diagonals, (H, w, w + W) -> (H, W)."""
     _, width, L = tile.shape
-    padded = F.pad(tile.flip(-1), (0, width)).flatten(1)
-    # Reading rows that are one number shorter than they are shifts row i to the right by i: diagonals become columns.
-    sheared = padded[:, : width * (L + width - 1)].unflatten(1, (width, -1))
-    return sheared.sum(1)[:, width : width + window]
+    # Reading rows that are one number longer than they are shifts row i to the left by i: diagonals become columns.
+    sheared = F.pad(tile.flatten(1), (0, width)).unflatten(1, (width, L + 1))
+    return sheared[..., :window].sum(1)
