@@ -34,6 +34,15 @@ class StateView(NamedTuple):
     token_queries: Tensor
 
 
+class _Prepared(NamedTuple):
+    """What a cell works out from its weights alone."""
+
+    projection: Tensor
+    """All maps of a state at once, (4*H*K, D)."""
+    scales: Tensor
+    """Of keys, which have none, and of the two kinds of queries, (3H,)."""
+
+
 class RecurrentCell(nn.Module):
     """S state vectors that attend to themselves and to two blocks of tokens, with gates instead of residuals."""
 
@@ -56,14 +65,12 @@ class RecurrentCell(nn.Module):
         """The learned initial state of a document, (B, S, D)."""
         return self.initial_state.expand(lanes, -1, -1)
 
-    def view(self, state: Tensor, projection: Tensor | None = None) -> StateView:
-        """What a state shows and asks. `projection`: the weights of `_projection`, where the caller has them."""
-        H = self.num_heads
+    def view(self, state: Tensor, prepared: _Prepared | None = None) -> StateView:
+        """What a state shows and asks. `prepared`: what `_prepare` gives, where the caller has it."""
+        H, (projection, scales) = self.num_heads, prepared or self._prepare()
         # The IDs come after the norm, so that states differ from each other whatever they hold (paper, section 3.2).
-        named = self.norm(state) + self.state_ids
-        heads = split_heads(F.linear(named, self._projection() if projection is None else projection), 4 * H)
+        heads = split_heads(F.linear(self.norm(state) + self.state_ids, projection), 4 * H)
         to_normalise, values = heads.split([3 * H, H], dim=1)
-        scales = torch.cat([torch.ones_like(self.self_scale), self.self_scale.abs(), self.token_scale.abs()])
         keys, self_queries, token_queries = unit_length(to_normalise, scales).split(H, dim=1)
         return StateView(keys, values, self_queries, token_queries)
 
@@ -87,34 +94,37 @@ class RecurrentCell(nn.Module):
         it is known. Returns the view at the start of each of the T blocks, and the state after the blocks that each
         lane completed.
         """
-        projection = self._projection() if first is None or grid.most_completed else None
-        blocks = [self._blocks_of(x, grid) for x in tokens] if grid.most_completed else []
-        states, views = [state], [first or self.view(state, projection)]
-        for block in range(grid.most_completed):
-            two_blocks = KeysAndValues(*(torch.cat(x[block : block + 2], dim=2) for x in blocks))
-            state = self.update(self._attention(views[block], two_blocks), state)
+        prepared = self._prepare() if first is None or grid.most_completed else None
+        pairs = [self._pairs_of_blocks(x, grid) for x in tokens] if grid.most_completed else []
+        states, views = [state], [first or self.view(state, prepared)]
+        for block, two_blocks in enumerate(zip(*pairs, strict=True)):
+            state = self.update(self._attention(views[block], KeysAndValues(*two_blocks)), state)
             states.append(state)
             if block + 1 < grid.num_blocks:
-                views.append(self.view(state, projection))
+                views.append(self.view(state, prepared))
         if len(set(grid.completed)) == 1:
             return views, states[grid.completed[0]]
         return views, torch.stack([states[count][lane] for lane, count in enumerate(grid.completed)])
 
     @staticmethod
-    def _blocks_of(x: Tensor, grid: BlockGrid) -> tuple[Tensor, ...]:
+    def _pairs_of_blocks(x: Tensor, grid: BlockGrid) -> tuple[Tensor, ...]:
+        """Each block that was completed, with the one before it: (B, H, 2W, K)."""
         # Unbound at once: a slice per block would have the backward pass fill and add the whole buffer for each block.
-        return grid.keys_of_completed(x, blocks_before=1).unflatten(2, (-1, grid.window)).unbind(2)
+        rows = grid.keys_of_completed(x, blocks_before=1)
+        return rows.unfold(2, 2 * grid.window, grid.window).transpose(-1, -2).unbind(2)
 
-    def _projection(self) -> Tensor:
-        """The four maps of a state, which are separate parameters (SPEC section 8), as one: one product a block."""
-        maps = (self.to_keys, self.to_self_queries, self.to_token_queries, self.to_values)
-        return torch.cat([map.weight for map in maps])
+    def _prepare(self) -> _Prepared:
+        """For all blocks of a call. The maps of a state are separate parameters (SPEC section 8), but one product."""
+        scales = [torch.ones_like(self.self_scale), self.self_scale.abs(), self.token_scale.abs()]
+        return _Prepared(torch.cat([map.weight for map in self._maps()]), torch.cat(scales))
+
+    def _maps(self) -> tuple[nn.Linear, ...]:
+        return self.to_keys, self.to_self_queries, self.to_token_queries, self.to_values
 
     def _view_stamp(self) -> Stamp | None:
         """Of what a view depends on beside the state."""
-        maps = (self.to_keys, self.to_self_queries, self.to_token_queries, self.to_values)
-        weights = [self.norm.weight, self.state_ids, self.self_scale, self.token_scale, *(map.weight for map in maps)]
-        return stamp(*weights)
+        weights = [self.norm.weight, self.state_ids, self.self_scale, self.token_scale]
+        return stamp(*weights, *(map.weight for map in self._maps()))
 
     @staticmethod
     def _attention(own: StateView, tokens: KeysAndValues) -> Tensor:

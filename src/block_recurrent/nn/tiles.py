@@ -50,7 +50,8 @@ class _TiledWindowAttention(torch.autograd.Function):
             if dropout:
                 kept.append(keep_mask(weights, dropout))
                 weights.mul_(scaled_mask(kept[-1], dropout, weights.dtype))
-            torch.bmm(weights, v3[tile.lanes, tile.band], out=out[tile.lanes, tile.queries])
+            # Copied into place: torch has no batched product into a part of a tensor, only one matrix after the other.
+            out[tile.lanes, tile.queries] = torch.bmm(weights, v3[tile.lanes, tile.band])
         ctx.save_for_backward(q, k, v, bias)
         ctx.kept, ctx.dropout = kept, dropout
         return out.view(q.shape)
@@ -74,7 +75,7 @@ class _TiledWindowAttention(torch.autograd.Function):
                 d_weights.mul_(mask)
             dv[lanes, band] += torch.bmm(dropped.transpose(1, 2), d_out[lanes, queries])
             d_logits = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype)
-            torch.bmm(d_logits, k3[lanes, band], out=dq[lanes, queries])
+            dq[lanes, queries] = torch.bmm(d_logits, k3[lanes, band])
             dk[lanes, band] += torch.bmm(d_logits.transpose(1, 2), q3[lanes, queries])
             n, L = d_logits.shape[1:]
             d_bias[:, :n, :L] += d_logits.view(-1, H, n, L).sum(0) if len(d_logits) > H else d_logits
@@ -91,9 +92,11 @@ def _tiles(lanes: int, H: int, N: int, W: int, width: int) -> Iterator[_Tile]:
 
 def _weights(q3: Tensor, k3: Tensor, by_query_and_key: Tensor, tile: _Tile) -> Tensor:
     """The attention weights of a tile, (lanes * H, w, w + W)."""
-    logits = torch.bmm(q3[tile.lanes, tile.queries], k3[tile.lanes, tile.band].transpose(1, 2))
-    n, L = logits.shape[1:]
-    logits.view(-1, len(by_query_and_key), n, L).add_(by_query_and_key[:, :n, :L])
+    q, k = q3[tile.lanes, tile.queries], k3[tile.lanes, tile.band]
+    H, n, L = len(by_query_and_key), q.shape[1], k.shape[1]
+    logits = q.new_empty(len(q), n, L)
+    logits.view(-1, H, n, L).copy_(by_query_and_key[:, :n, :L])
+    logits.baddbmm_(q, k.transpose(1, 2))  # adds to what is there
     return torch.softmax(logits, -1, out=logits)
 
 
