@@ -53,10 +53,10 @@ def test_equal_conditions_and_further_seeds(data: Path, tmp_path: Path, capsys: 
     assert "holds a study with budget" in capsys.readouterr().err
 
 
-def test_the_report_comes_with_the_main_table(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = [row for row in rows_of("table1", "micro", [257]) if row.system in ("slide-plus", "rec-fixed-skip")]
-    monkeypatch.setattr("block_recurrent.studies.reproduce.rows_of", lambda *_: chosen)
-    assert main(study("table1", data, tmp_path / "study")) == 0
+def test_the_report_comes_with_the_main_table(data: Path, tmp_path: Path) -> None:
+    assert main(study("table1", data, tmp_path / "study", "--systems", "slide-plus,rec-fixed-skip")) == 0
+    labels = [run["label"] for run in json.loads((tmp_path / "study" / "table1.json").read_text())["runs"]]
+    assert labels == ["slide-plus", "rec-fixed-skip"]
     assert (tmp_path / "study" / "report" / "report.html").is_file()
     assert (tmp_path / "study" / "table1-by-position.html").is_file()
 
@@ -76,6 +76,7 @@ def test_every_table_has_models_at_every_size(table: str, size: str) -> None:
     ("more", "message"),
     [
         (["--budget", "0"], "--budget is 0.0: it must be more than 0 minutes"),
+        (["--systems", "slid"], "table1 has no models of system 'slid'"),
         (["--seeds", "0"], "--seeds is 0: it must be at least 1"),
         (["--size", "tinny"], "there is no size 'tinny' (did you mean 'tiny'?)"),
         (["--set", "train.lanse=3"], "unknown key 'train.lanse'"),

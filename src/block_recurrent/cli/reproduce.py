@@ -35,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", type=int, default=1, metavar="N", help="runs of each model; more can follow later (1)"
     )
+    parser.add_argument(
+        "--systems", metavar="A,B", help="only these systems of the table; others can follow later (all)"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="the study's folder (runs/TABLE-SIZE)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="for all runs (repeatable)"
@@ -56,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
 
     out = args.out or Path("runs") / f"{args.table}-{args.size}"
     seeds = tuple(range(args.seeds))
-    study = Study(args.table, args.size, tuple(args.data), out, args.budget, seeds, settings=settings)
+    systems = tuple(args.systems.split(",")) if args.systems else ()
+    study = Study(args.table, args.size, tuple(args.data), out, args.budget, seeds, settings=settings, systems=systems)
     found = reproduce(study, lambda text: print(f"\n{text}", file=sys.stderr))
     if found is None:
         print("stopped; the same command goes on", file=sys.stderr)

@@ -94,8 +94,6 @@ class BlockGrid:
 
     def newest(self, buffer: Tensor, count: int) -> Tensor:
         """The last `count` real entries of each lane in a buffer (B, H, C + N, K)."""
-        if self.all_full:
-            return buffer.narrow(2, buffer.shape[2] - count, count)
         cached = buffer.shape[2] - self.num_tokens
         return slice_lanes(buffer, [cached + n - count for n in self.lengths], count, dim=2)
 

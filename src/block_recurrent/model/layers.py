@@ -80,8 +80,9 @@ class Layer(nn.Module):
             attention = torch.cat([attention, self._read_states(state_queries, [view], grid)], dim=1)
         x = x + self.project(merge_heads(attention))
         x = x + self._dropout(self.mlp(self.mlp_norm(x)))
-        newest_keys, newest_values = (grid.newest(buffer, cached) for buffer in (keys, values))
-        return x, LayerMemory(newest_keys, newest_values, state, recall, place if grid.all_full else None, kept)
+        if place is not None and grid.all_full:
+            return x, LayerMemory(place.keys, place.values, state, recall, place, kept)
+        return x, LayerMemory(grid.newest(keys, cached), grid.newest(values, cached), state, recall, view=kept)
 
     def _prepare(self) -> _Prepared:
         scale = self.scale.abs()

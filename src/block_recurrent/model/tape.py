@@ -25,14 +25,16 @@ class Tape:
 
 
 class Place(NamedTuple):
-    """Where a memory's newest entry lies: before `end` on a tape."""
+    """Where a memory lies on a tape: its newest entry before `end`, and the very tensors that it sees there."""
 
     tape: Tape
     end: int
+    keys: Tensor
+    values: Tensor
 
 
 class Extended(NamedTuple):
-    """A memory's C entries and N new ones, (B, H, C + N, K)."""
+    """A memory's C entries and N new ones, (B, H, C + N, K); on a tape, also the place of the newest C of them."""
 
     keys: Tensor
     values: Tensor
@@ -44,28 +46,23 @@ def extend(keys: Tensor, values: Tensor, place: Place | None, new_keys: Tensor, 
     cached, more = keys.shape[2], new_keys.shape[2]
     if torch.is_grad_enabled() or not 0 < more <= cached // 4:
         return Extended(torch.cat([keys, new_keys], dim=2), torch.cat([values, new_values], dim=2), None)
-    if place is None or not (_holds(place, keys, values) and _may_write(place, more)):
+    if place is None or not _may_write(place, keys, values, more):
         place = _begin(keys, values)
-    tape, end = place
-    tape.keys.narrow(2, end, more).copy_(new_keys)
-    tape.values.narrow(2, end, more).copy_(new_values)
-    tape.written = end + more
-    first, visible = end - cached, cached + more
-    return Extended(tape.keys.narrow(2, first, visible), tape.values.narrow(2, first, visible), Place(tape, end + more))
+    tape, start = place.tape, place.end
+    tape.keys.narrow(2, start, more).copy_(new_keys)
+    tape.values.narrow(2, start, more).copy_(new_values)
+    tape.written = end = start + more
+    keys, values = (x.narrow(2, start - cached, cached + more) for x in (tape.keys, tape.values))
+    return Extended(keys, values, Place(tape, end, keys.narrow(2, more, cached), values.narrow(2, more, cached)))
 
 
-def _holds(place: Place, keys: Tensor, values: Tensor) -> bool:
-    """Whether these are the tape's own entries: somebody may put others into a memory."""
-    (tape, end), cached = place, keys.shape[2]
-    skipped = (end - cached) * tape.keys.stride(2) * tape.keys.element_size()
-    return all(mine.data_ptr() + skipped == x.data_ptr() for mine, x in ((tape.keys, keys), (tape.values, values)))
-
-
-def _may_write(place: Place, more: int) -> bool:
-    tape, end = place
+def _may_write(place: Place, keys: Tensor, values: Tensor, more: int) -> bool:
+    """Whether these are the entries at the place (somebody may put others into a memory), and there is room behind."""
+    tape, end = place.tape, place.end
+    same = place.keys is keys and place.values is values
     # A tensor made in inference mode may be written only there, and the other way round.
     same_mode = tape.keys.is_inference() == torch.is_inference_mode_enabled()
-    return same_mode and tape.written == end and end + more <= tape.keys.shape[2]
+    return same and same_mode and tape.written == end and end + more <= tape.keys.shape[2]
 
 
 def _begin(keys: Tensor, values: Tensor) -> Place:
@@ -74,4 +71,4 @@ def _begin(keys: Tensor, values: Tensor) -> Place:
     tape = Tape(keys.new_empty(B, H, 2 * cached, K), values.new_empty(B, H, 2 * cached, K), cached)
     tape.keys[:, :, :cached] = keys
     tape.values[:, :, :cached] = values
-    return Place(tape, cached)
+    return Place(tape, cached, keys, values)

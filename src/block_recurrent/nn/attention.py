@@ -17,7 +17,7 @@ from block_recurrent.nn.tiles import spread_over_tile, tiled_window_attention
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """(B, N, H*K) -> (B, H, N, K)."""
-    return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
+    return x.view(*x.shape[:-1], num_heads, x.shape[-1] // num_heads).transpose(-3, -2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -58,10 +58,9 @@ def _one_query(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) ->
     Every call counts here, and `@` makes five of one product.
     """
     B, H, _, K = q.shape
-    q3, k3, v3 = (x.flatten(0, 1) for x in (q, k, v))
-    logits = at_least_float32(torch.bmm(q3, k3.transpose(1, 2))).view(B, H, -1) + bias
+    logits = at_least_float32(torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))).view(B, H, -1) + bias
     weights = drop(logits.softmax(-1), dropout).to(v.dtype)
-    return torch.bmm(weights.view(B * H, 1, -1), v3).view(B, H, 1, K)
+    return torch.bmm(weights.view(B * H, 1, -1), v.flatten(0, 1)).view(B, H, 1, K)
 
 
 def plain_window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float = 0.0) -> Tensor:

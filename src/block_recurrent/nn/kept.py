@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 Value = TypeVar("Value")
-Stamp = tuple[tuple[int, int], ...]
+Stamp = list[int]
 
 
 def stamp(*weights: Tensor) -> Stamp | None:
@@ -18,7 +18,7 @@ def stamp(*weights: Tensor) -> Stamp | None:
     Changes of sharded weights, and those made through `.data`, are not counted.
     """
     try:
-        return tuple([(weight.data_ptr(), weight._version) for weight in weights])
+        return [number for weight in weights for number in (weight.data_ptr(), weight._version)]
     except RuntimeError:  # those made in inference mode
         return None
 

@@ -50,9 +50,15 @@ class Study:
     split: str = "test"
     settings: dict[str, Any] = field(default_factory=dict)
     """Sections of a configuration, laid over the recipe."""
+    systems: tuple[str, ...] = ()
+    """Only models of these systems; empty: all of the table."""
 
     def rows(self) -> list[Row]:
         rows = rows_of(self.table, self.size, [Corpus(folder).vocab_size for folder in self.data])
+        of_table = list(dict.fromkeys(row.system for row in rows))
+        if unknown := [name for name in self.systems if name not in of_table]:
+            raise ConfigError(f"{self.table} has no models of system '{unknown[0]}', only of {', '.join(of_table)}")
+        rows = [row for row in rows if not self.systems or row.system in self.systems]
         if self.table == "vocabularies" and len(rows) < 2:
             raise ConfigError("--data has one folder: the vocabulary study compares several, prepared from one source")
         return rows
