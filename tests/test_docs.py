@@ -1,7 +1,8 @@
-"""docs/extending.md stays true: its code is run as it stands there, its commands at a size that takes seconds."""
+"""The pages of docs/ stay true: their commands and examples are run, at sizes that take seconds."""
 
 from __future__ import annotations
 
+import random
 import re
 import shlex
 import subprocess
@@ -9,44 +10,129 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from block_recurrent import BlockRecurrentLM, preset
+from block_recurrent.cli.main import main
 
 DOCS = Path(__file__).parent.parent / "docs"
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (DOCS / "extending.md").read_text(encoding="utf-8"), flags=re.DOTALL)
-PYTHON = [block for kind, block in BLOCKS if kind == "python"]
-COMMANDS = [line for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()]
+PAGES = sorted(page.name for page in DOCS.glob("*.md"))
+FROM_SCRATCH = ("data.md", "training.md")
+SMALLER = [
+    (r"--size \S+", "--size micro"),
+    (r"--steps \d+", "--steps 2"),
+    (r"--budget \S+", "--budget 0.001"),
+    (r"--seeds \d+", "--seeds 2"),
+    (r"--vocab-size \d+", "--vocab-size 600"),
+    (r"--set (model|train)\.\S+", ""),
+    (r"--nnodes .* --rdzv-id 1", ""),
+    (r"--nproc-per-node \d+", "--standalone --nproc-per-node 2"),
+    (r"build/pg19", "build/books"),
+    (r"(brt train|block_recurrent train|highway.py train) (?!.*--steps)", r"\1 --steps 2 --lanes 2 "),
+    (r"brt recall", "brt recall --steps 3 --documents 4 --distance 64"),
+]
 
 
-def run(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+def blocks(page: str, *kinds: str) -> list[str]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return [block for kind, block in re.findall(r"```(\w+)\n(.*?)```", text, flags=re.DOTALL) if kind in kinds]
 
 
-@pytest.fixture
-def books(tmp_path: Path) -> Path:
-    for split in ("train", "validation"):
-        (tmp_path / "books" / split).mkdir(parents=True)
-        for number in range(8):
-            text = f"Chapter {number}. It was a bright cold day. " * 60
-            (tmp_path / "books" / split / f"book-{number}.txt").write_text(text)
-    return tmp_path
+def commands(page: str) -> list[str]:
+    lines = "".join(blocks(page, "sh", "console")).replace("\\\n", "").splitlines()
+    found = [re.sub(r"^OMP_NUM_THREADS=\d+ ", "", line.split(" #")[0].split(" & ")[0].strip(" &")) for line in lines]
+    return [line for line in found if line]
 
 
-def test_a_gate_of_ones_own(books: Path) -> None:
-    (books / "highway.py").write_text(PYTHON[0])
-    run([sys.executable, "-m", "block_recurrent", "data", "prepare", "books", "--out", "build/books"], books)
-    for command in COMMANDS:
-        words = shlex.split(command.replace("--size tiny", "--size micro --steps 3 --lanes 2"))
-        run([sys.executable, *words[1:]], books)
-    metrics = (books / "runs" / "highway" / "metrics.jsonl").read_text()
-    assert "attention_gate/keep" in metrics
+def smaller(command: str) -> str:
+    for pattern, replacement in SMALLER:
+        command = re.sub(pattern, replacement, command)
+    return command
 
 
-def test_an_update_of_ones_own(tmp_path: Path) -> None:
-    check = (
-        "\nimport torch\nlogits, memory = model(torch.zeros(1, 40, dtype=torch.long))\nprint(logits.isfinite().all())"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all that the pages speak of, as their readers would have it by then."""
+    folder = tmp_path_factory.mktemp("docs")
+    texts = random.Random(0)
+    for split in ("train", "validation", "test"):
+        (folder / "books" / split).mkdir(parents=True)
+        for number in range(4):
+            (folder / "books" / split / f"book-{number}.txt").write_text(make_text(texts))
+    (folder / "books" / "train" / "ramona.txt").write_text(make_text(texts))
+    (folder / "book.txt").write_text(make_text(texts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run("brt tokenizer train --vocab-size 600 --out vocabulary.model books/")
+        for name, tokenizer in (("books", "bytes"), ("books-bytes", "bytes"), ("books-8k", "vocabulary.model")):
+            run(f"brt data prepare books/ --out build/{name} --tokenizer {tokenizer}")
+        trained = {"first": "", "rec": "", "slide": "", "bytes": "", "bpe8k": "-8k"}
+        for name, data in trained.items():
+            system = "slide-plus" if name == "slide" else "rec-fixed-skip"
+            run(f"brt train --system {system} --size micro --steps 2 --data build/books{data} --out runs/{name}")
+    return folder
+
+
+def make_text(rng: random.Random) -> str:
+    syllables = [a + b for a in "bcdfglmnprst" for b in ("a", "e", "i", "o", "an", "er", "in")]
+    return " ".join("".join(rng.choices(syllables, k=rng.randint(1, 3))) for _ in range(1500)) + ".\n"
+
+
+def run(command: str) -> None:
+    program, *words = shlex.split(command)
+    if program == "brt":
+        assert main(words) == 0, command
+        return
+    programs = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
+    done = subprocess.run([*programs[program], *words], capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+def test_every_command_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    if page == "extending.md":
+        (folder / "highway.py").write_text(blocks(page, "python")[0])
+    if page in FROM_SCRATCH:
+        monkeypatch.chdir(make_elsewhere(folder, page))
+    for command in commands(page):
+        run(smaller(command))
+
+
+def make_elsewhere(folder: Path, name: str) -> Path:
+    """A folder beside, with the same books but nothing prepared."""
+    other = folder / "elsewhere" / name
+    other.mkdir(parents=True)
+    for source in ("books", "vocabulary.model"):
+        (other / source).symlink_to(folder / source)
+    return other
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python") and page not in ("hub.md", "writing.md")]
+)
+def test_every_example_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of hub.md and writing.md are run in tests/hub."""
+    monkeypatch.chdir(folder)
+    known = {
+        "__name__": "example",
+        "model": BlockRecurrentLM(preset("rec-fixed-skip", "micro", vocab_size=257)),
+        "tokens": torch.zeros(1, 40, dtype=torch.long),
+        "memory": None,
+        "starts": None,
+    }
+    for example in blocks(page, "python"):
+        exec(compile(example, page, "exec"), known)
+
+
+def test_a_gate_of_ones_own_shows_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    Path("highway.py").write_text(blocks("extending.md", "python")[0])
+    run(
+        "python highway.py train --system rec-fixed-skip --size micro --steps 2 --set model.gate=highway "
+        "--data build/books --out runs/own-gate"
     )
-    assert run([sys.executable, "-c", PYTHON[1] + check], tmp_path).strip() == "tensor(True)"
+    assert "attention_gate/keep" in Path("runs/own-gate/metrics.jsonl").read_text()
 
 
 def test_links_lead_somewhere() -> None:
