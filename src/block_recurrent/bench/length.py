@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.bench.harness import best_seconds, peak_bytes_of, resident_bytes, tell
+from block_recurrent.errors import ConfigError
 from block_recurrent.presets import SIZES, preset
 
 if TYPE_CHECKING:
@@ -17,15 +20,17 @@ if TYPE_CHECKING:
 SUMMARY = "cost per token and memory, as documents and segments grow"
 EXAMPLE = "brt bench length --size tiny --tokens 200000"
 NOTE = (
-    "scoring: one document is read in order, and its memory, a value of fixed size, is kept at some positions; then a "
+    "scoring: one document is read in order, and its memory, a value of fixed size, is saved at some positions; then a "
     "segment is scored from each of them, in turns, best of the rounds. resident_bytes: what the process had in use "
     "when it came there. training: forward and backward of one segment, best of the repeats; resident_bytes is the "
     "most that it has in use, in a process of its own."
 )
-ROUNDS = 12
+ROUNDS = 40
+PARTS = ("scoring", "training")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parts", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)} (all)")
     parser.add_argument("--size", default="small", help=f"one of {', '.join(SIZES)} (small)")
     parser.add_argument("--system", default="rec-fixed-skip", help="which system (rec-fixed-skip)")
     parser.add_argument("--tokens", type=int, default=1_000_000, help="length of the document that is scored (1000000)")
@@ -36,9 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of scoring by position, then rows of training by segment length."""
-    rows = list(_scoring(args))
+    parts = args.parts.split(",")
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise ConfigError(f"there is no part '{unknown[0]}': known are {', '.join(PARTS)}")
+    rows = list(_scoring(args)) if "scoring" in parts else []
     segment = preset(args.system, args.size).segment
-    while segment <= args.segment:
+    while "training" in parts and segment <= args.segment:
         for checkpointing in (False, True):
             seconds, peak = _training(args, segment, checkpointing)
             rows.append(
@@ -57,6 +65,7 @@ def _scoring(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     import torch
 
     from block_recurrent.model.language_model import BlockRecurrentLM
+    from block_recurrent.model.memory import DocumentMemory
 
     torch.manual_seed(0)
     config = preset(args.system, args.size, vocab_size=args.vocab_size)
@@ -65,20 +74,23 @@ def _scoring(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     positions = [p for p in positions if 10_000 <= p < args.tokens] + [args.tokens]
     tokens = torch.randint(0, config.vocab_size, (1, config.segment + 1))
     memory, read = None, 0
-    memories: dict[str, DocumentMemory] = {}
     resident: list[int] = []
 
     def score(memory: DocumentMemory | None) -> DocumentMemory:
         return model.loss(tokens[:, :-1], tokens[:, 1:], memory).memory
 
-    with torch.inference_mode():
-        while len(memories) < len(positions):
+    # Saved, not held: what is in use is to be that of reading alone.
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        while len(resident) < len(positions):
             memory, read = score(memory), read + config.segment
-            if read >= positions[len(memories)]:
-                memories[str(positions[len(memories)])] = memory
+            if read >= positions[len(resident)]:
+                memory.save(Path(folder, f"{len(resident)}.memory"))
                 resident.append(resident_bytes())
             tell(f"{read:,} of {args.tokens:,} tokens read")
-        best = best_seconds({at: partial(score, memory) for at, memory in memories.items()}, ROUNDS)
+        memories = [DocumentMemory.load(Path(folder, f"{number}.memory")) for number in range(len(positions))]
+        memories = [score(memory) for memory in memories]  # now they are the model's own, and not checked again
+        works = {str(at): partial(score, memory) for at, memory in zip(positions, memories, strict=True)}
+        best = best_seconds(works, ROUNDS)
     for position, bytes_there in zip(positions, resident, strict=True):
         rate = round(config.segment / best[str(position)], 1)
         yield {"what": "scoring", "tokens": position, "tokens_per_second": rate, "resident_bytes": bytes_there}
