@@ -10,10 +10,9 @@ import torch
 
 from block_recurrent import preset
 from block_recurrent.errors import ConfigError
-from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.studies.planted import ASK, MARK, NAMES, LessonLanes, PlantedNames, distance_buckets
 from block_recurrent.studies.recall import SPLIT, make_documents
-from block_recurrent.studies.recall_training import RecallTraining, Stages, make_recall_optimizer, train_recall
+from block_recurrent.studies.recall_training import RecallTraining, Stages, train_recall
 
 TASK = PlantedNames(window=16)
 
@@ -87,17 +86,6 @@ def test_stages_grow_when_mastered_and_end() -> None:
     assert stages.observe(np.full(10, 0.1))
     assert (stages.longest, stages.finished) == (256, True)
     assert not stages.observe(np.full(10, 0.1))
-
-
-@pytest.mark.parametrize(
-    ("system", "fast"), [("rec-fixed-skip", 1), ("rec-fixed-dual", 2), ("rec-lstm-dual", 4), ("slide", 0)]
-)
-def test_gate_biases_have_a_rate_of_their_own(system: str, fast: int) -> None:
-    model = BlockRecurrentLM(preset(system, "micro", 257))
-    optimizer = make_recall_optimizer(model, RecallTraining(gate_rate=7.0))
-    sizes = {group["speed"]: len(group["params"]) for group in optimizer.param_groups}
-    assert sizes.get(7.0, 0) == fast
-    assert sum(sizes.values()) == len(list(model.parameters()))
 
 
 def test_a_baseline_is_taught_the_same_lessons() -> None:

@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from block_recurrent import BlockRecurrentLM, preset
 from block_recurrent.run_config import OptimizerConfig
-from block_recurrent.train.optimizer import Adafactor, make_optimizer
+from block_recurrent.train.optimizer import Adafactor, make_optimizer, set_rate
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "adafactor.safetensors"
 NAMES = ("factored", "matrix", "vector", "zeros")
@@ -90,3 +91,15 @@ def test_adamw_decays_matrices_only() -> None:
         p.grad = torch.zeros_like(p)
     optimizer.step()
     torch.testing.assert_close(model.weight.detach(), before * 0.95)
+
+
+@pytest.mark.parametrize(
+    ("system", "fast"), [("rec-fixed-skip", 1), ("rec-fixed-dual", 2), ("rec-lstm-dual", 4), ("slide", 0)]
+)
+def test_gate_biases_have_a_rate_of_their_own(system: str, fast: int) -> None:
+    model = BlockRecurrentLM(preset(system, "micro", 257))
+    optimizer = make_optimizer(model, OptimizerConfig(name="adamw", gate_rate=7.0))
+    set_rate(optimizer, 0.01)
+    sizes = [(group["lr"], len(group["params"])) for group in optimizer.param_groups]
+    assert sum(count for rate, count in sizes if rate == pytest.approx(0.07)) == fast
+    assert sum(count for _, count in sizes) == len(list(model.parameters()))

@@ -85,6 +85,11 @@ class LSTMGate(Gate):
 GATES: dict[str, type[Gate]] = {"fixed": FixedGate, "lstm": LSTMGate}
 
 
+def gate_biases(model: nn.Module) -> list[nn.Parameter]:
+    """The biases of all gates: a gate's own parameters, beside those of its maps."""
+    return [p for module in model.modules() if isinstance(module, Gate) for p in module.parameters(recurse=False)]
+
+
 def register_gate(name: str, gate: type[Gate]) -> None:
     """Make a gate known under the name that `ModelConfig.gate` gives it."""
     if name not in config.GATES:

@@ -21,8 +21,10 @@ from block_recurrent.config import ModelConfig
 from block_recurrent.errors import TrainingError
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
-from block_recurrent.nn.gates import FixedGate, LSTMGate
+from block_recurrent.nn.gates import FixedGate
+from block_recurrent.run_config import OptimizerConfig
 from block_recurrent.studies.planted import LessonLanes, LessonStep, PlantedNames
+from block_recurrent.train.optimizer import make_optimizer, set_rate
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def train_recall(
     """
     torch.manual_seed(settings.seed)
     model = BlockRecurrentLM(config).train()
-    optimizer = make_recall_optimizer(model, settings)
+    optimizer = make_optimizer(model, OptimizerConfig("adamw", beta2=0.98, gate_rate=settings.gate_rate))
     num_lanes = max(1, settings.tokens_per_step // config.segment)
     lanes = LessonLanes(task, num_lanes, config.segment, settings.gap, settings.say_again, settings.seed)
     memory = DocumentMemory.empty(config, num_lanes)
@@ -144,21 +146,6 @@ def train_recall(
     return model.eval(), course
 
 
-def make_recall_optimizer(model: nn.Module, settings: RecallTraining) -> torch.optim.Optimizer:
-    """AdamW without decay; the biases of gates have a rate of their own."""
-    fast = []
-    for module in model.modules():
-        if isinstance(module, FixedGate):
-            fast.append(module.bias)
-        elif isinstance(module, LSTMGate):
-            fast += [module.input_bias, module.forget_bias]
-    known = {id(p) for p in fast}
-    groups = [{"params": [p for p in model.parameters() if id(p) not in known], "speed": 1.0}]
-    if fast:
-        groups.append({"params": fast, "speed": settings.gate_rate})
-    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0)
-
-
 def _update(
     model: BlockRecurrentLM,
     optimizer: torch.optim.Optimizer,
@@ -181,8 +168,7 @@ def _update(
         raise TrainingError(
             f"step {step}: the loss is {loss.item()}, the gradient's norm {norm.item()}: try a lower --lr"
         )
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group["speed"]
+    set_rate(optimizer, rate)
     optimizer.step()
     bits = nats.detach().double().numpy().reshape(lesson.targets.shape) / math.log(2)
     return bits, after.detach()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import zeros as sharded_zeros
 
+from block_recurrent.nn.gates import gate_biases
 from block_recurrent.run_config import OptimizerConfig
 
 SMALLEST_FACTORED = 128
@@ -26,19 +27,26 @@ SMALLEST_SCALE = 1e-3
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimizer of a configuration. The learning rate is set by the schedule before every step."""
+    """The optimizer of a configuration. `set_rate` comes before every step."""
     params = [p for p in model.parameters() if p.requires_grad]
     if config.name == "adafactor":
         return Adafactor(params, lr=0.0, momentum=config.momentum)
     # Gate biases, scales and norms are not shrunk: pulling a gate's bias to zero would set how long it remembers.
+    fast = {id(p) for p in gate_biases(model)} if config.gate_rate != 1 else set()
     groups = [
         {"params": [p for p in params if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in params if p.ndim < 2 and id(p) not in fast], "weight_decay": 0.0},
+        {"params": [p for p in params if id(p) in fast], "weight_decay": 0.0, "speed": config.gate_rate},
     ]
     adamw = torch.optim.AdamW(groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.epsilon)
     for p in params:  # eagerly, so that a checkpoint can be loaded before the first step
         adamw.state[p] = {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
     return adamw
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("speed", 1.0)
 
 
 class Adafactor(torch.optim.Optimizer):

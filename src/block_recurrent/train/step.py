@@ -17,6 +17,7 @@ from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.run_config import RunConfig
 from block_recurrent.runtime import Runtime
+from block_recurrent.train.optimizer import set_rate
 from block_recurrent.train.parallel import LanesLoss, Segment, gradients_kept_local
 from block_recurrent.train.schedule import learning_rate
 
@@ -98,8 +99,7 @@ class Updater:
     def _apply(self, rate: float, norm: float) -> None:
         if 0 < self.config.train.clip < norm:
             torch._foreach_mul_([p.grad for p in self.params if p.grad is not None], self.config.train.clip / norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        set_rate(self.optimizer, rate)
         for p in self.params:
             if p.grad is None:  # not used in this step: an initial state while no document starts
                 p.grad = torch.zeros_like(p)
