@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,10 +22,7 @@ FROM_SCRATCH = ("data.md", "training.md")
 SMALLER = [
     (r"--size \S+", "--size micro"),
     (r"--steps \d+", "--steps 2"),
-    (r"--budget \S+", "--budget 0.001"),
-    (r"--seeds \d+", "--seeds 2"),
     (r"--vocab-size \d+", "--vocab-size 600"),
-    (r"--set (model|train)\.\S+", ""),
     (r"--nnodes .* --rdzv-id 1", ""),
     (r"--nproc-per-node \d+", "--standalone --nproc-per-node 2"),
     (r"build/pg19", "build/books"),
@@ -40,8 +38,7 @@ def blocks(page: str, *kinds: str) -> list[str]:
 
 def commands(page: str) -> list[str]:
     lines = "".join(blocks(page, "sh", "console")).replace("\\\n", "").splitlines()
-    found = [re.sub(r"^OMP_NUM_THREADS=\d+ ", "", line.split(" #")[0].split(" & ")[0].strip(" &")) for line in lines]
-    return [line for line in found if line]
+    return [line for line in lines if line]
 
 
 def smaller(command: str) -> str:
@@ -97,6 +94,8 @@ def test_every_command_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.chdir(make_elsewhere(folder, page))
     for command in commands(page):
         run(smaller(command))
+    if page == "extending.md":
+        assert "attention_gate/keep" in Path("runs/highway/metrics.jsonl").read_text()
 
 
 def make_elsewhere(folder: Path, name: str) -> Path:
@@ -114,7 +113,7 @@ def make_elsewhere(folder: Path, name: str) -> Path:
 def test_every_example_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of hub.md and writing.md are run in tests/hub."""
     monkeypatch.chdir(folder)
-    known = {
+    known: dict[str, Any] = {
         "__name__": "example",
         "model": BlockRecurrentLM(preset("rec-fixed-skip", "micro", vocab_size=257)),
         "tokens": torch.zeros(1, 40, dtype=torch.long),
@@ -123,16 +122,8 @@ def test_every_example_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyP
     }
     for example in blocks(page, "python"):
         exec(compile(example, page, "exec"), known)
-
-
-def test_a_gate_of_ones_own_shows_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    Path("highway.py").write_text(blocks("extending.md", "python")[0])
-    run(
-        "python highway.py train --system rec-fixed-skip --size micro --steps 2 --set model.gate=highway "
-        "--data build/books --out runs/own-gate"
-    )
-    assert "attention_gate/keep" in Path("runs/own-gate/metrics.jsonl").read_text()
+    logits, _ = known["model"](torch.zeros(1, 40, dtype=torch.long))  # the page's own model, where it makes one
+    assert logits.isfinite().all()
 
 
 def test_links_lead_somewhere() -> None:

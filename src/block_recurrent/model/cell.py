@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from block_recurrent.config import GATE_CONFIGS, ModelConfig
 from block_recurrent.model.blocks import BlockGrid
@@ -14,7 +13,7 @@ from block_recurrent.model.memory import KeptView
 from block_recurrent.nn.attention import attend, merge_heads, split_heads
 from block_recurrent.nn.gates import GATES, Gate
 from block_recurrent.nn.kept import Stamp, stamp
-from block_recurrent.nn.linear import linear, normal, ones
+from block_recurrent.nn.linear import join, joint_product, linear, normal, ones
 from block_recurrent.nn.norm import RMSNorm, unit_length
 
 
@@ -37,7 +36,7 @@ class StateView(NamedTuple):
 class _Prepared(NamedTuple):
     """What a cell works out from its weights alone."""
 
-    projection: Tensor
+    projection: Tensor | None
     """All maps of a state at once, (4*H*K, D)."""
     scales: Tensor
     """Of keys, which have none, and of the two kinds of queries, (3H,)."""
@@ -67,9 +66,9 @@ class RecurrentCell(nn.Module):
 
     def view(self, state: Tensor, prepared: _Prepared | None = None) -> StateView:
         """What a state shows and asks. `prepared`: what `_prepare` gives, where the caller has it."""
-        H, (projection, scales) = self.num_heads, prepared or self._prepare()
+        H, maps, (projection, scales) = self.num_heads, self._maps(), prepared or self._prepare()
         # The IDs come after the norm, so that states differ from each other whatever they hold (paper, section 3.2).
-        heads = split_heads(F.linear(self.norm(state) + self.state_ids, projection), 4 * H)
+        heads = split_heads(joint_product(self.norm(state) + self.state_ids, projection, *maps), 4 * H)
         to_normalise, values = heads.split([3 * H, H], dim=1)
         keys, self_queries, token_queries = unit_length(to_normalise, scales).split(H, dim=1)
         return StateView(keys, values, self_queries, token_queries)
@@ -114,9 +113,9 @@ class RecurrentCell(nn.Module):
         return rows.unfold(2, 2 * grid.window, grid.window).transpose(-1, -2).unbind(2)
 
     def _prepare(self) -> _Prepared:
-        """For all blocks of a call. The maps of a state are separate parameters (SPEC section 8), but one product."""
+        """For all blocks of a call."""
         scales = [torch.ones_like(self.self_scale), self.self_scale.abs(), self.token_scale.abs()]
-        return _Prepared(torch.cat([map.weight for map in self._maps()]), torch.cat(scales))
+        return _Prepared(join(*self._maps()), torch.cat(scales))
 
     def _maps(self) -> tuple[nn.Linear, ...]:
         return self.to_keys, self.to_self_queries, self.to_token_queries, self.to_values

@@ -30,7 +30,7 @@ class Fed(NamedTuple):
 def evaluating(model: BlockRecurrentLM) -> Iterator[None]:
     """Without gradients and without dropout, whatever mode the model is in; afterwards it is in that mode again.
 
-    In inference mode: for a single token, what torch notes down for autograd takes a tenth of the time.
+    In inference mode: for a single token, what torch notes down for autograd takes up to a tenth of the time.
     """
     was_training = model.training
     if was_training:

@@ -109,7 +109,7 @@ class Layer(nn.Module):
         """(B, N, D) -> keys, queries, values and queries to the states, (B, H, N, K) each."""
         maps, H = self._token_maps(), self.config.num_heads
         heads = split_heads(joint_product(h, prepared.projection, *maps), len(maps) * H)
-        values, others = heads.split([H, len(heads[0]) - H], dim=1)
+        values, others = heads.split([H, (len(maps) - 1) * H], dim=1)
         keys, queries, *state_queries = unit_length(others, prepared.scales).split(H, dim=1)
         return keys, queries, values, state_queries[0] if state_queries else None
 
