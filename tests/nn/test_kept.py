@@ -5,35 +5,94 @@ from __future__ import annotations
 import copy
 import pickle
 
+import pytest
 import torch
+from torch import nn
 
 from block_recurrent import BlockRecurrentLM, preset
-from block_recurrent.nn.kept import Kept
+from block_recurrent.nn.bare import bare
+from block_recurrent.nn.kept import Kept, Watch
+from block_recurrent.nn.linear import linear
+from block_recurrent.nn.mlp import MLP
+from block_recurrent.nn.norm import RMSNorm
 
 
 def test_made_once_until_a_weight_changes() -> None:
-    weight, calls = torch.ones(3), []
+    module, calls = linear(1, 3), []
 
     def work() -> torch.Tensor:
         calls.append(1)
-        return weight * 2
+        return module.weight * 2
 
     kept = Kept()
     with torch.no_grad():
-        assert kept.get(work, weight) is kept.get(work, weight)
+        module.weight.fill_(1)
+        assert kept.get(work, module) is kept.get(work, module)
         assert len(calls) == 1
-        weight.add_(1)
-        assert kept.get(work, weight).tolist() == [4, 4, 4]
-    kept.get(work, weight)  # with gradients: always
+        module.weight.add_(1)
+        assert kept.get(work, module).flatten().tolist() == [4, 4, 4]
+    kept.get(work, module)  # with gradients: always
     assert len(calls) == 3
 
 
-def test_copies_begin_empty() -> None:
-    kept = Kept()
+def change_weight(mlp: MLP) -> None:
     with torch.no_grad():
-        kept.get(lambda: torch.ones(1), torch.ones(1))
+        mlp.hidden.weight.mul_(2)
+
+
+def replace_weight(mlp: MLP) -> None:
+    mlp.output.weight = nn.Parameter(torch.ones_like(mlp.output.weight))
+
+
+def replace_part(mlp: MLP) -> None:
+    mlp.hidden = linear(4, 8)
+
+
+def load_weights(mlp: MLP) -> None:
+    mlp.load_state_dict(MLP(4, 8).state_dict(), assign=True)
+
+
+def listen(mlp: MLP) -> None:
+    mlp.hidden.register_forward_hook(lambda module, args, output: output + 1)
+
+
+def to_double(mlp: MLP) -> None:
+    mlp.double()
+
+
+@pytest.mark.parametrize("change", [change_weight, replace_weight, replace_part, load_weights, listen, to_double])
+def test_a_watch_notices(change) -> None:
+    mlp = MLP(4, 8)
+    watch = Watch(mlp)
+    assert not watch.changed()
+    change(mlp)
+    assert watch.changed()
+    assert not Watch(mlp).changed()
+
+
+def test_weights_whose_changes_are_not_counted_are_never_known() -> None:
+    with torch.inference_mode():
+        module = linear(2, 2)
+    assert Watch(module).changed()
+
+
+def test_copies_begin_empty() -> None:
+    kept, module = Kept(), linear(1, 1)
+    with torch.no_grad():
+        kept.get(lambda: torch.ones(1), module)
     for other in (copy.deepcopy(kept), pickle.loads(pickle.dumps(kept))):
         assert other._kept is None
+    for other in (copy.deepcopy(Watch(module)), pickle.loads(pickle.dumps(Watch(module)))):
+        assert other.changed()
+
+
+@pytest.mark.parametrize("module", [linear(4, 6), RMSNorm(4), MLP(4, 8), nn.Linear(4, 4), nn.Identity()])
+def test_bare_does_what_the_module_does(module: nn.Module) -> None:
+    x = torch.randn(2, 3, 4)
+    for _ in range(2):
+        with torch.no_grad():
+            assert torch.equal(bare(module)(x), module(x))
+        module.register_forward_hook(lambda module, args, output: output + 1)  # and then with somebody who listens
 
 
 def test_writing_after_an_update_uses_the_new_bias() -> None:
@@ -49,3 +108,14 @@ def test_writing_after_an_update_uses_the_new_bias() -> None:
         one, _ = model(text[:, :1], memory)
         two, _ = model(text[:, :2], memory)
     assert torch.allclose(one[:, 0], two[:, 0], atol=1e-5)
+
+
+def test_writing_is_heard_by_hooks_that_came_later() -> None:
+    model = BlockRecurrentLM(preset("rec-fixed-skip", "micro", vocab_size=50)).eval()
+    heard = []
+    with torch.no_grad():
+        _, memory = model(torch.randint(50, (1, 1)))
+        for layer in model.layers:
+            layer.mlp.output.register_forward_hook(lambda module, args, output: heard.append(output.shape))
+        model(torch.randint(50, (1, 1)), memory)
+    assert len(heard) == len(model.layers)

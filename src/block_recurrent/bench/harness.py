@@ -22,13 +22,15 @@ def best_seconds(
 ) -> dict[str, float]:
     """The best time of each candidate, in turns: whatever else the machine does hits all of them alike.
 
-    `clear` runs after each, not timed.
+    Forwards in one round and backwards in the next, so that none always follows the same one. `clear` runs after each,
+    not timed.
     """
     best = dict.fromkeys(candidates, float("inf"))
+    order = list(candidates)
     for number in range(1, rounds + 1):
-        for name, candidate in candidates.items():
+        for name in order if number % 2 else reversed(order):
             tell(f"round {number} of {rounds}: {name}")
-            best[name] = min(best[name], seconds_of(candidate))
+            best[name] = min(best[name], seconds_of(candidates[name]))
             clear()
     tell("")
     return best

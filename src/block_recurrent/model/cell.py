@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -11,9 +12,10 @@ from block_recurrent.config import GATE_CONFIGS, ModelConfig
 from block_recurrent.model.blocks import BlockGrid
 from block_recurrent.model.memory import KeptView
 from block_recurrent.nn.attention import attend, merge_heads, split_heads
+from block_recurrent.nn.bare import Function
 from block_recurrent.nn.gates import GATES, Gate
-from block_recurrent.nn.kept import Stamp, stamp
-from block_recurrent.nn.linear import join, joint_product, linear, normal, ones
+from block_recurrent.nn.kept import Watch
+from block_recurrent.nn.linear import join, linear, normal, ones
 from block_recurrent.nn.norm import RMSNorm, unit_length
 
 
@@ -36,8 +38,8 @@ class StateView(NamedTuple):
 class _Prepared(NamedTuple):
     """What a cell works out from its weights alone."""
 
-    projection: Tensor | None
-    """All maps of a state at once, (4*H*K, D)."""
+    projection: Function
+    """All maps of a state at once, D -> 4*H*K."""
     scales: Tensor
     """Of keys, which have none, and of the two kinds of queries, (3H,)."""
 
@@ -59,6 +61,7 @@ class RecurrentCell(nn.Module):
         self.self_scale = ones(config.num_heads)
         self.token_scale = ones(config.num_heads)
         self.update = UPDATES[config.gate_config](config, 2 * HK)
+        self._watch = Watch()
 
     def fresh_state(self, lanes: int) -> Tensor:
         """The learned initial state of a document, (B, S, D)."""
@@ -66,23 +69,22 @@ class RecurrentCell(nn.Module):
 
     def view(self, state: Tensor, prepared: _Prepared | None = None) -> StateView:
         """What a state shows and asks. `prepared`: what `_prepare` gives, where the caller has it."""
-        H, maps, (projection, scales) = self.num_heads, self._maps(), prepared or self._prepare()
+        H, (projection, scales) = self.num_heads, prepared or self._prepare()
         # The IDs come after the norm, so that states differ from each other whatever they hold (paper, section 3.2).
-        heads = split_heads(joint_product(self.norm(state) + self.state_ids, projection, *maps), 4 * H)
+        heads = split_heads(projection(self.norm(state) + self.state_ids), 4 * H)
         to_normalise, values = heads.split([3 * H, H], dim=1)
         keys, self_queries, token_queries = unit_length(to_normalise, scales).split(H, dim=1)
         return StateView(keys, values, self_queries, token_queries)
 
     def kept_view(self, kept: KeptView | None, state: Tensor) -> StateView | None:
         """The view that was kept from an earlier call, if it is this state's and the weights have not changed since."""
-        if kept is None or kept.state is not state or torch.is_grad_enabled() or kept.stamp != self._view_stamp():
+        if kept is None or kept.state is not state or torch.is_grad_enabled() or kept.watch is not self._present():
             return None
         return StateView(*kept.view)
 
     def keep(self, view: StateView, state: Tensor) -> KeptView | None:
         """A state's view, for the next call; none in training, where weights and graphs change."""
-        now = None if torch.is_grad_enabled() else self._view_stamp()
-        return None if now is None else KeptView(view, state, now)
+        return None if torch.is_grad_enabled() else KeptView(view, state, self._present())
 
     def scan(
         self, state: Tensor, tokens: KeysAndValues, grid: BlockGrid, first: StateView | None
@@ -106,11 +108,11 @@ class RecurrentCell(nn.Module):
         return views, torch.stack([states[count][lane] for lane, count in enumerate(grid.completed)])
 
     @staticmethod
-    def _pairs_of_blocks(x: Tensor, grid: BlockGrid) -> tuple[Tensor, ...]:
+    def _pairs_of_blocks(x: Tensor, grid: BlockGrid) -> list[Tensor]:
         """Each block that was completed, with the one before it: (B, H, 2W, K)."""
         # Unbound at once: a slice per block would have the backward pass fill and add the whole buffer for each block.
-        rows = grid.keys_of_completed(x, blocks_before=1)
-        return rows.unfold(2, 2 * grid.window, grid.window).transpose(-1, -2).unbind(2)
+        blocks = grid.keys_of_completed(x, blocks_before=1).unflatten(2, (-1, grid.window)).unbind(2)
+        return [torch.cat(pair, dim=2) for pair in itertools.pairwise(blocks)]
 
     def _prepare(self) -> _Prepared:
         """For all blocks of a call."""
@@ -120,10 +122,11 @@ class RecurrentCell(nn.Module):
     def _maps(self) -> tuple[nn.Linear, ...]:
         return self.to_keys, self.to_self_queries, self.to_token_queries, self.to_values
 
-    def _view_stamp(self) -> Stamp | None:
-        """Of what a view depends on beside the state."""
-        weights = [self.norm.weight, self.state_ids, self.self_scale, self.token_scale]
-        return stamp(*weights, *(map.weight for map in self._maps()))
+    def _present(self) -> Watch:
+        """On the cell as it is; another one after every change."""
+        if self._watch.changed():
+            self._watch = Watch(self)
+        return self._watch
 
     @staticmethod
     def _attention(own: StateView, tokens: KeysAndValues) -> Tensor:

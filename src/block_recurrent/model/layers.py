@@ -14,23 +14,28 @@ from block_recurrent.model.memory import LayerMemory
 from block_recurrent.model.recall import Recall
 from block_recurrent.model.tape import extend
 from block_recurrent.nn.attention import attend, merge_heads, split_heads, window_attention
+from block_recurrent.nn.bare import Function, bare
 from block_recurrent.nn.dropout import dropout
 from block_recurrent.nn.kept import Kept
-from block_recurrent.nn.linear import join, joint_product, linear, ones, zeros
+from block_recurrent.nn.linear import join, linear, ones, zeros
 from block_recurrent.nn.mlp import MLP
 from block_recurrent.nn.norm import RMSNorm, unit_length
 from block_recurrent.nn.position import PositionBias
 
 
 class _Prepared(NamedTuple):
-    """What a layer works out from its weights alone."""
+    """What a layer works out from its weights alone, in the order of use."""
 
-    projection: Tensor | None
-    """All maps of a token at once, (3*H*K or 4*H*K, D)."""
+    attention_norm: Function
+    projection: Function
+    """All maps of a token at once, D -> 3*H*K or 4*H*K."""
     scales: Tensor
     """Of the keys, which have none, of the queries, and of those to the states, (2H,) or (3H,)."""
     bias: Tensor
     """What is added to the logits of the W keys, the oldest first, (H, W)."""
+    project: Function
+    mlp_norm: Function
+    mlp: Function
 
 
 class Layer(nn.Module):
@@ -62,11 +67,10 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, LayerMemory]:
         """x (B, N, D) -> x, and what the layer remembers next. `view`: the state to read in block feedback."""
         prepared = self._prepare_for_one_token() if x.shape[1] == 1 else self._prepare()
-        h = self._dropout(self.attention_norm(x))
+        h = self._dropout(prepared.attention_norm(x))
         k, q, v, state_queries = self._project_tokens(h, prepared)
-        dtype, cached = memory.keys.dtype, memory.keys.shape[2]
-        keys, values, place = extend(memory.keys, memory.values, memory.place, k.to(dtype), v.to(dtype))
-        attention = window_attention(q, keys.to(k.dtype), values.to(v.dtype), prepared.bias, self._attention_dropout)
+        keys, values, place = extend(memory.keys, memory.values, memory.place, k, v)
+        attention = window_attention(q, keys, values, prepared.bias, self._attention_dropout)
         state, recall, kept = memory.state, memory.recall, None
         if recall is not None:
             attention, recall = self._recall(attention, q, keys, values, recall, grid)
@@ -78,11 +82,12 @@ class Layer(nn.Module):
             kept = self.cell.keep(views[-1], state) if grid.all_in_last_block else None
         elif view is not None:
             attention = torch.cat([attention, self._read_states(state_queries, [view], grid)], dim=1)
-        x = x + self.project(merge_heads(attention))
-        x = x + self._dropout(self.mlp(self.mlp_norm(x)))
+        x = x + prepared.project(merge_heads(attention))
+        x = x + self._dropout(prepared.mlp(prepared.mlp_norm(x)))
         if place is not None and grid.all_full:
             return x, LayerMemory(place.keys, place.values, state, recall, place, kept)
-        return x, LayerMemory(grid.newest(keys, cached), grid.newest(values, cached), state, recall, view=kept)
+        keys, values = (grid.newest(entries, memory.keys.shape[2]) for entries in (keys, values))
+        return x, LayerMemory(keys, values, state, recall, view=kept)
 
     def _prepare(self) -> _Prepared:
         scale = self.scale.abs()
@@ -91,14 +96,23 @@ class Layer(nn.Module):
         else:
             bias = self.position_bias(self.config.window) * scale[:, None]  # the head's scale is on the bias too
         scales = [torch.ones_like(scale), scale, *([] if self.state_scale is None else [self.state_scale.abs()])]
-        return _Prepared(join(*self._token_maps()), torch.cat(scales), bias)
+        return _Prepared(
+            self.attention_norm,
+            join(*self._token_maps()),
+            torch.cat(scales),
+            bias,
+            self.project,
+            self.mlp_norm,
+            self.mlp,
+        )
 
     def _prepare_for_one_token(self) -> _Prepared:
         """The same, kept from token to token: in writing, making it would take longer than the token itself."""
-        weights = [self.scale, *(map.weight for map in self._token_maps())]
-        weights += [] if self.state_scale is None else [self.state_scale]
-        weights += [] if self.position_bias is None else [self.position_bias.table]
-        return self._kept.get(self._prepare, *weights)
+        return self._kept.get(self._prepare_bare, self)
+
+    def _prepare_bare(self) -> _Prepared:
+        norm, project, mlp_norm, mlp = map(bare, (self.attention_norm, self.project, self.mlp_norm, self.mlp))
+        return self._prepare()._replace(attention_norm=norm, project=project, mlp_norm=mlp_norm, mlp=mlp)
 
     def _token_maps(self) -> tuple[nn.Linear, ...]:
         """To all that a token shows and asks: values, keys, queries, and queries to the states where there are some."""
@@ -107,10 +121,10 @@ class Layer(nn.Module):
 
     def _project_tokens(self, h: Tensor, prepared: _Prepared) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """(B, N, D) -> keys, queries, values and queries to the states, (B, H, N, K) each."""
-        maps, H = self._token_maps(), self.config.num_heads
-        heads = split_heads(joint_product(h, prepared.projection, *maps), len(maps) * H)
-        values, others = heads.split([H, (len(maps) - 1) * H], dim=1)
-        keys, queries, *state_queries = unit_length(others, prepared.scales).split(H, dim=1)
+        H, to_scale = self.config.num_heads, len(prepared.scales)
+        heads = split_heads(prepared.projection(h), H + to_scale)
+        values, others = heads.split_with_sizes([H, to_scale], dim=1)
+        keys, queries, *state_queries = unit_length(others, prepared.scales).chunk(to_scale // H, dim=1)
         return keys, queries, values, state_queries[0] if state_queries else None
 
     def _read_states(self, q: Tensor | None, views: list[StateView], grid: BlockGrid) -> Tensor:

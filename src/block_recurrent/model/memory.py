@@ -25,7 +25,7 @@ from block_recurrent.config import ModelConfig
 from block_recurrent.errors import InputError, MemoryMismatchError
 from block_recurrent.model.recall import Recall
 from block_recurrent.model.tape import Place
-from block_recurrent.nn.kept import Stamp
+from block_recurrent.nn.kept import Watch
 
 if TYPE_CHECKING:
     from block_recurrent.model.language_model import BlockRecurrentLM
@@ -37,8 +37,8 @@ class KeptView(NamedTuple):
     view: tuple[Tensor, ...]
     state: Tensor
     """The very state: somebody may put another one into a memory."""
-    stamp: Stamp
-    """Of the weights."""
+    watch: Watch
+    """On the cell that made it: it is the cell's until something changes there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class LayerMemory:
         state = None if self.state is None else change(self.state)
         view = None
         if self.view is not None and self.view.state is self.state and state is not None:
-            view = KeptView(tuple(map(change, self.view.view)), state, self.view.stamp)
+            view = KeptView(tuple(map(change, self.view.view)), state, self.view.watch)
         recall = None if self.recall is None else change_recall(self.recall)
         return LayerMemory(change(self.keys), change(self.values), state, recall, view=view)
 

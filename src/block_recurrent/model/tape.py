@@ -42,9 +42,10 @@ class Extended(NamedTuple):
 
 
 def extend(keys: Tensor, values: Tensor, place: Place | None, new_keys: Tensor, new_values: Tensor) -> Extended:
-    """The entries of a memory with new ones behind them; nothing that any memory sees is changed."""
+    """The entries of a memory with new ones behind them, in its precision; nothing that any memory sees is changed."""
     cached, more = keys.shape[2], new_keys.shape[2]
     if torch.is_grad_enabled() or not 0 < more <= cached // 4:
+        new_keys, new_values = new_keys.to(keys.dtype), new_values.to(values.dtype)
         return Extended(torch.cat([keys, new_keys], dim=2), torch.cat([values, new_values], dim=2), None)
     if place is None or not _may_write(place, keys, values, more):
         place = _begin(keys, values)

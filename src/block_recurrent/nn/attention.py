@@ -37,9 +37,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
 def window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float = 0.0) -> Tensor:
     """Each of the N queries over the W keys before its own position (SPEC section 2, point 4).
 
-    q (B, H, N, K); k and v (B, H, C + N, K): at least W keys before the first query, then the queries' own; bias
-    (H, W): what is added to the logits of the W keys, the oldest first. Returns (B, H, N, K).
+    q (B, H, N, K); k and v (B, H, C + N, K), perhaps in another precision: at least W keys before the first query, then
+    the queries' own; bias (H, W): what is added to the logits of the W keys, the oldest first. Returns (B, H, N, K).
     """
+    if k.dtype != q.dtype:
+        k, v = k.to(q.dtype), v.to(q.dtype)
     window, num_queries = bias.shape[1], q.shape[2]
     first = k.shape[2] - num_queries - window
     if num_queries == 0:
@@ -55,7 +57,7 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: flo
 def _one_query(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
     """The same for a single query, as in writing: k and v are what it sees, so no tile and no mask.
 
-    Every call counts here, and `@` makes five of one product.
+    Every call counts here, and `@` makes five of one product. SDPA would be one call, but a slower one.
     """
     B, H, _, K = q.shape
     logits = at_least_float32(torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))).view(B, H, -1) + bias

@@ -6,36 +6,57 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import nn
 
 Value = TypeVar("Value")
-Stamp = list[int]
 
 
-def stamp(*weights: Tensor) -> Stamp | None:
-    """Changes whenever one of the weights does: torch counts the changes of every tensor. None: it doesn't, for these.
+class Watch:
+    """Notices changes of modules: of their weights, of their parts, and of who listens to their calls.
 
-    Changes of sharded weights, and those made through `.data`, are not counted.
+    torch counts the changes of every tensor. It doesn't count those of sharded weights, and those made through `.data`.
     """
-    try:
-        return [number for weight in weights for number in (weight.data_ptr(), weight._version)]
-    except RuntimeError:  # those made in inference mode
-        return None
+
+    def __init__(self, *modules: nn.Module) -> None:
+        parts = [part for module in modules for part in module.modules()]
+        self._parts = [
+            (owner, name, part)
+            for module in parts
+            for owner in (module._parameters, module._modules)
+            for name, part in owner.items()
+        ]
+        self._weights = [weight for module in parts for weight in module._parameters.values() if weight is not None]
+        self._listeners = [hooks for module in parts for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+        self._before = self._now()
+
+    def _now(self) -> list[int] | None:
+        try:
+            numbers = [number for weight in self._weights for number in (weight.data_ptr(), weight._version)]
+        except RuntimeError:  # weights made in inference mode: their changes are not counted
+            return None
+        return numbers + list(map(len, self._listeners))
+
+    def changed(self) -> bool:
+        """Whether anything is not as it was, or can't be known to be."""
+        now = self._now()
+        return not now or now != self._before or any(owner.get(name) is not part for owner, name, part in self._parts)
+
+    def __reduce__(self) -> tuple[type[Watch], tuple[()]]:
+        return Watch, ()  # a copy watches nothing, and so has always changed
 
 
 class Kept(Generic[Value]):
-    """The outcome of some work on weights alone. Not for training, where it has a gradient."""
+    """The outcome of some work on the weights of modules. Not for training, where it has a gradient."""
 
     def __init__(self) -> None:
-        self._kept: tuple[Stamp, Value] | None = None
+        self._kept: tuple[Watch, Value] | None = None
 
-    def get(self, work: Callable[[], Value], *weights: Tensor) -> Value:
-        """`work()`, or what it gave when the weights were the same."""
-        now = None if torch.is_grad_enabled() else stamp(*weights)
-        if now is None:
+    def get(self, work: Callable[[], Value], *modules: nn.Module) -> Value:
+        """`work()`, or what it gave when the modules were the same."""
+        if torch.is_grad_enabled():
             return work()
-        if self._kept is None or now != self._kept[0]:
-            self._kept = (now, work())
+        if self._kept is None or self._kept[0].changed():
+            self._kept = (Watch(*modules), work())
         return self._kept[1]
 
     def __reduce__(self) -> tuple[type[Kept[Value]], tuple[()]]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
+
+from block_recurrent.nn.bare import Function
 
 # Standard deviation of a unit normal that is cut at two deviations: what `trunc_normal_` loses is given back.
 _DEVIATION_AFTER_CUT = 0.87962566103423978
@@ -20,17 +23,11 @@ def linear(in_dim: int, out_dim: int, variance: float = 1.0) -> nn.Linear:
     return layer
 
 
-def join(*maps: nn.Linear) -> Tensor | None:
-    """The matrices of several maps, which stay separate parameters (SPEC section 8), as one: one product for all.
-
-    None where a map has a product of its own, such as one in 8 bits.
-    """
-    return torch.cat([map.weight for map in maps]) if all(type(map) is nn.Linear for map in maps) else None
-
-
-def joint_product(x: Tensor, joint: Tensor | None, *maps: nn.Linear) -> Tensor:
-    """x (..., in) -> (..., outputs of all maps). `joint`: what `join` made of them."""
-    return torch.cat([map(x) for map in maps], dim=-1) if joint is None else F.linear(x, joint)
+def join(*maps: nn.Linear) -> Function:
+    """Several maps, which stay separate parameters (SPEC section 8), as one: (..., in) -> (..., outputs of all)."""
+    if all(type(map) is nn.Linear for map in maps):
+        return partial(F.linear, weight=torch.cat([map.weight for map in maps]))
+    return lambda x: torch.cat([map(x) for map in maps], dim=-1)  # they have products of their own, as in 8 bits
 
 
 def normal(*shape: int, deviation: float) -> nn.Parameter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from block_recurrent.nn.bare import Function, bare
 from block_recurrent.nn.linear import linear
 
 
@@ -17,3 +18,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.output(self.hidden(x).relu_())
+
+    def bare(self) -> Function:
+        hidden, output = bare(self.hidden), bare(self.output)
+        return lambda x: output(hidden(x).relu_())

@@ -7,19 +7,22 @@ there is little to compute and much to read, and autograd's way took several tim
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from block_recurrent.nn.bare import Function
 from block_recurrent.nn.linear import ones
 
 EPSILON = 1e-6
+_HALF = (torch.float16, torch.bfloat16)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
     """Half precision goes up to float32; float32 and float64 stay."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in _HALF else x
 
 
 class RMSNorm(nn.Module):
@@ -30,15 +33,24 @@ class RMSNorm(nn.Module):
         self.weight = ones(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        norm = _RMSNorm.apply if torch.is_grad_enabled() else _rms_norm
-        return norm(at_least_float32(x), at_least_float32(self.weight)).to(x.dtype)
+        return _in_full(_RMSNorm.apply if torch.is_grad_enabled() else _rms_norm, x, self.weight)
+
+    def bare(self) -> Function:
+        norm, weight = _RMSNorm.apply if torch.is_grad_enabled() else _rms_norm, self.weight
+        return lambda x: _in_full(norm, x, weight)
 
 
 def unit_length(x: Tensor, scale: Tensor | None = None) -> Tensor:
     """x (B, H, N, K) over its length along the last axis, times a scale (H,) per head: keys and queries."""
-    factor = None if scale is None else at_least_float32(scale).view(-1, 1, 1)
-    norm = _UnitLength.apply if torch.is_grad_enabled() else _unit_length
-    return norm(at_least_float32(x), factor).to(x.dtype)
+    factor = None if scale is None else scale.view(-1, 1, 1)
+    return _in_full(_UnitLength.apply if torch.is_grad_enabled() else _unit_length, x, factor)
+
+
+def _in_full(norm: Callable[[Tensor, Any], Tensor], x: Tensor, factor: Tensor | None) -> Tensor:
+    """In float32 where x is in half precision."""
+    if x.dtype in _HALF:
+        return norm(x.float(), None if factor is None else factor.float()).to(x.dtype)
+    return norm(x, factor)
 
 
 # Without gradients the plain functions: for a single token, going through autograd costs more than the norm itself.
