@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.bench.contenders import DEPTH, VOCABULARY, WIDTH, Setting, gpt2_model, our_config, peer_model
@@ -17,15 +18,16 @@ if TYPE_CHECKING:
 
 SUMMARY = "tokens a second while writing, by position and batch, beside other implementations and the memory's limit"
 EXAMPLE = "brt bench write --parts position,limit"
+ROUNDS = 16
 NOTE = (
-    f"width {WIDTH}, {DEPTH} layers, window 512, float32. tokens_per_second: all lanes together, over all rounds; the "
-    "rows of a part write in turns, a few tokens each. position: tokens before the first one written. position part: "
-    "whole blocks of 512 tokens, so that every state update is paid for; ratio is over the first row. peer and gpt2 "
-    "parts: ratio is ours over this one. limit part: bytes of weights and memory that a token needs, over the read "
-    "bandwidth measured between the rounds; ratio is what was reached of it. resident_mib: of the process, after it."
+    f"width {WIDTH}, {DEPTH} layers, window 512, float32. tokens_per_second: all lanes together; the rows of a part "
+    f"write in {ROUNDS} turns, a few tokens each, and the median turn counts. position: tokens before the first one "
+    "written. position part: the mean over whole blocks of 512 tokens, so that every state update is paid for; ratio "
+    "is over the first row. peer and gpt2 parts: ratio is ours over this one. limit part: bytes of weights and memory "
+    "that a token needs, over the read bandwidth, the median of those measured between the turns; ratio is what was "
+    "reached of it. resident_mib: of the process, after it."
 )
 WINDOW = 512
-ROUNDS = 16
 NEAR, FAR = 1024, 100_352
 CONTEXTS = (1024, 2048, 4096, 8192)
 BANDWIDTH_BYTES = 1 << 29
@@ -33,24 +35,28 @@ BANDWIDTH_BYTES = 1 << 29
 
 @dataclass
 class Writer:
-    """One contender: writes so many tokens on each call; seconds and tokens add up."""
+    """One contender: writes so many tokens on each call, and notes down the seconds that one took."""
 
     name: str
     position: int
     write: Callable[[int], None]
     lanes: int = 1
-    seconds: float = 0.0
-    tokens: int = 0
+    seconds: list[float] = field(default_factory=list)
 
     def turn(self, tokens: int) -> None:
         began = time.perf_counter()
         self.write(tokens)
-        self.seconds += time.perf_counter() - began
-        self.tokens += tokens * self.lanes
+        self.seconds.append((time.perf_counter() - began) / tokens)
 
     @property
     def rate(self) -> float:
-        return self.tokens / self.seconds
+        """Tokens a second in the median turn."""
+        return self.lanes / statistics.median(self.seconds)
+
+    @property
+    def mean_rate(self) -> float:
+        """Tokens a second over all turns."""
+        return self.lanes / statistics.fmean(self.seconds)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +82,9 @@ def _by_position(args: argparse.Namespace) -> list[dict[str, Any]]:
     resident = _resident_mib()
     _in_turns(writers, args.tokens)
     growth = _resident_mib() - resident
-    return [_row("position", writer, writer.rate / writers[0].rate, f"grew by {growth:.0f} MiB") for writer in writers]
+    first, told = writers[0].mean_rate, f"grew by {growth:.0f} MiB"
+    rows = [_row("position", writer, writer.mean_rate / first, told) for writer in writers]
+    return [{**row, "tokens_per_second": round(w.mean_rate, 2)} for row, w in zip(rows, writers, strict=True)]
 
 
 def _by_batch(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -117,7 +125,7 @@ def _against_limit(args: argparse.Namespace) -> list[dict[str, Any]]:
     writer = ours.writer(NEAR)
     for _ in range(ROUNDS):
         bandwidth.measure()
-        _in_turns([writer], max(args.tokens // ROUNDS, 1), rounds=1)
+        writer.turn(max(args.tokens // ROUNDS, 1))
     needed = bytes_per_token(ours.model, ours.model.config)
     limit = bandwidth.rate / needed
     told = f"of {limit:.1f} tokens/s: {bandwidth.rate / 1e9:.1f} GB/s, {needed / 1e6:.1f} MB a token"
@@ -184,11 +192,11 @@ def _gpt2_writer(position: int, more: int) -> Writer:
     return Writer("gpt2 of transformers", position, write)
 
 
-def _in_turns(writers: list[Writer], tokens: int, rounds: int = ROUNDS) -> None:
+def _in_turns(writers: list[Writer], tokens: int) -> None:
     """Each writes a few tokens in its turn: whatever else the machine does hits all alike."""
-    for index in range(rounds):
-        share = tokens * (index + 1) // rounds - tokens * index // rounds
-        for writer in writers:
+    for index in range(ROUNDS):
+        share = tokens * (index + 1) // ROUNDS - tokens * index // ROUNDS
+        for writer in writers if share else ():
             writer.turn(share)
 
 
@@ -221,7 +229,7 @@ def bytes_per_token(model: Any, config: ModelConfig) -> float:
 
 
 class _Bandwidth:
-    """Reading memory once, over all rounds: by a sum, and by a product with a vector; the faster one counts."""
+    """Reading memory once: by a sum, and by a product with a vector; the faster one counts."""
 
     def __init__(self) -> None:
         import torch
@@ -229,20 +237,18 @@ class _Bandwidth:
         matrix = torch.ones(BANDWIDTH_BYTES // 4 // 4096, 4096)
         vector = torch.ones(4096)
         self._ways: list[Callable[[], Any]] = [matrix.sum, lambda: matrix @ vector]
-        self._seconds = [0.0] * len(self._ways)
-        self._rounds = 0
+        self._seconds: list[list[float]] = [[] for _ in self._ways]
 
     def measure(self) -> None:
         for index, work in enumerate(self._ways):
             began = time.perf_counter()
             work()
-            self._seconds[index] += time.perf_counter() - began
-        self._rounds += 1
+            self._seconds[index].append(time.perf_counter() - began)
 
     @property
     def rate(self) -> float:
-        """Bytes a second."""
-        return self._rounds * BANDWIDTH_BYTES / min(self._seconds)
+        """Bytes a second in the median round."""
+        return BANDWIDTH_BYTES / min(map(statistics.median, self._seconds))
 
 
 def _resident_mib() -> float:

@@ -13,7 +13,7 @@ from block_recurrent.model.cell import KeysAndValues, RecurrentCell, StateView
 from block_recurrent.model.memory import LayerMemory
 from block_recurrent.model.recall import Recall
 from block_recurrent.model.tape import extend
-from block_recurrent.nn.attention import attend, merge_heads, split_heads, window_attention
+from block_recurrent.nn.attention import attend, merge_heads, one_query, split_heads, window_attention
 from block_recurrent.nn.bare import Function, bare
 from block_recurrent.nn.dropout import dropout
 from block_recurrent.nn.kept import Kept
@@ -69,24 +69,27 @@ class Layer(nn.Module):
         prepared = self._prepare_for_one_token() if x.shape[1] == 1 else self._prepare()
         h = self._dropout(prepared.attention_norm(x))
         k, q, v, state_queries = self._project_tokens(h, prepared)
-        keys, values, place = extend(memory.keys, memory.values, memory.place, k, v)
-        attention = window_attention(q, keys, values, prepared.bias, self._attention_dropout)
+        extended = extend(memory.keys, memory.values, memory.place, k, v)
+        if x.shape[1] == 1:  # a token doesn't see itself
+            attention = one_query(q, memory.keys, memory.values, prepared.bias, self._attention_dropout)
+        else:
+            attention = window_attention(q, *extended.all(), prepared.bias, self._attention_dropout)
         state, recall, kept = memory.state, memory.recall, None
         if recall is not None:
-            attention, recall = self._recall(attention, q, keys, values, recall, grid)
+            attention, recall = self._recall(attention, q, *extended.all(), recall, grid)
         if self.cell is not None:
             assert state is not None
             first = view or self.cell.kept_view(memory.view, state)
-            views, state = self.cell.scan(state, KeysAndValues(keys, values), grid, first)
+            views, state = self.cell.scan(state, KeysAndValues(*extended.all()), grid, first)
             attention = torch.cat([attention, self._read_states(state_queries, views, grid)], dim=1)
             kept = self.cell.keep(views[-1], state) if grid.all_in_last_block else None
         elif view is not None:
             attention = torch.cat([attention, self._read_states(state_queries, [view], grid)], dim=1)
         x = x + prepared.project(merge_heads(attention))
         x = x + self._dropout(prepared.mlp(prepared.mlp_norm(x)))
-        if place is not None and grid.all_full:
+        if (place := extended.place) is not None and grid.all_full:
             return x, LayerMemory(place.keys, place.values, state, recall, place, kept)
-        keys, values = (grid.newest(entries, memory.keys.shape[2]) for entries in (keys, values))
+        keys, values = (grid.newest(entries, memory.keys.shape[2]) for entries in extended.all())
         return x, LayerMemory(keys, values, state, recall, view=kept)
 
     def _prepare(self) -> _Prepared:

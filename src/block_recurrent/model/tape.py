@@ -34,11 +34,19 @@ class Place(NamedTuple):
 
 
 class Extended(NamedTuple):
-    """A memory's C entries and N new ones, (B, H, C + N, K); on a tape, also the place of the newest C of them."""
+    """A memory's C entries and N new ones; on a tape: all `length` from `first` on, and the place of the newest C."""
 
     keys: Tensor
     values: Tensor
+    first: int
+    length: int
     place: Place | None
+
+    def all(self) -> tuple[Tensor, Tensor]:
+        """All keys and values, (B, H, C + N, K)."""
+        if self.place is None:
+            return self.keys, self.values
+        return self.keys.narrow(2, self.first, self.length), self.values.narrow(2, self.first, self.length)
 
 
 def extend(keys: Tensor, values: Tensor, place: Place | None, new_keys: Tensor, new_values: Tensor) -> Extended:
@@ -46,15 +54,16 @@ def extend(keys: Tensor, values: Tensor, place: Place | None, new_keys: Tensor, 
     cached, more = keys.shape[2], new_keys.shape[2]
     if torch.is_grad_enabled() or not 0 < more <= cached // 4:
         new_keys, new_values = new_keys.to(keys.dtype), new_values.to(values.dtype)
-        return Extended(torch.cat([keys, new_keys], dim=2), torch.cat([values, new_values], dim=2), None)
+        keys, values = torch.cat([keys, new_keys], dim=2), torch.cat([values, new_values], dim=2)
+        return Extended(keys, values, first=0, length=cached + more, place=None)
     if place is None or not _may_write(place, keys, values, more):
         place = _begin(keys, values)
     tape, start = place.tape, place.end
     tape.keys.narrow(2, start, more).copy_(new_keys)
     tape.values.narrow(2, start, more).copy_(new_values)
     tape.written = end = start + more
-    keys, values = (x.narrow(2, start - cached, cached + more) for x in (tape.keys, tape.values))
-    return Extended(keys, values, Place(tape, end, keys.narrow(2, more, cached), values.narrow(2, more, cached)))
+    newest = Place(tape, end, tape.keys.narrow(2, end - cached, cached), tape.values.narrow(2, end - cached, cached))
+    return Extended(tape.keys, tape.values, start - cached, cached + more, newest)
 
 
 def _may_write(place: Place, keys: Tensor, values: Tensor, more: int) -> bool:

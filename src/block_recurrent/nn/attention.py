@@ -46,20 +46,22 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: flo
     first = k.shape[2] - num_queries - window
     if num_queries == 0:
         return torch.zeros_like(q)
-    if num_queries == 1:
-        return _one_query(q, k.narrow(2, first, window), v.narrow(2, first, window), bias, dropout)
     k, v = k[:, :, first:], v[:, :, first:]
     if q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64):
         return tiled_window_attention(q, k, v, bias, dropout)
     return plain_window_attention(q, k, v, bias, dropout)
 
 
-def _one_query(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
-    """The same for a single query, as in writing: k and v are what it sees, so no tile and no mask.
+def one_query(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float = 0.0) -> Tensor:
+    """The same for a single query, as in writing, over the newest W of the keys before it: no tile and no mask.
 
     Every call counts here, and `@` makes five of one product. SDPA would be one call, but a slower one.
     """
+    if k.dtype != q.dtype:
+        k, v = k.to(q.dtype), v.to(q.dtype)
     B, H, _, K = q.shape
+    if (older := k.shape[2] - bias.shape[1]) > 0:
+        k, v = k.narrow(2, older, bias.shape[1]), v.narrow(2, older, bias.shape[1])
     logits = at_least_float32(torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))).view(B, H, -1) + bias
     weights = drop(logits.softmax(-1), dropout).to(v.dtype)
     return torch.bmm(weights.view(B * H, 1, -1), v.flatten(0, 1)).view(B, H, 1, K)
