@@ -30,6 +30,23 @@ def test_steptime(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "limit_share" in capsys.readouterr().out
 
 
+def test_steptime_of_a_changed_model(tmp_path: Path) -> None:
+    command = "bench steptime --size micro --systems rec-fixed-skip --repeats 1 --vocab-size 50 --no-peak --lanes 2"
+    changes = ["--set", "model.window=4", "--set", "model.num_states=3"]
+    assert main([*command.split(), *changes, "--json", str(tmp_path / "a.json")]) == 0
+    assert main([*command.split(), "--json", str(tmp_path / "b.json")]) == 0
+    changed, plain = (
+        json.loads((tmp_path / name).read_text())["rows"][0]["flop_ratio"] for name in ("a.json", "b.json")
+    )
+    assert changed != plain
+
+
+@pytest.mark.parametrize(("setting", "told"), [("train.lanes=3", "'train'"), ("model.windw=3", "window")])
+def test_steptime_takes_settings_of_the_model_only(setting: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "steptime", "--size", "micro", "--set", setting]) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_steptime_refuses_an_unknown_system(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "steptime", "--systems", "rec-fixed-skp"]) == 2
     assert "did you mean 'rec-fixed-skip'?" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from block_recurrent.bench.harness import best_seconds, peak_bytes_of
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import ConfigError, did_you_mean
 from block_recurrent.presets import SIZES, SYSTEMS, preset, preset_lanes
+from block_recurrent.run_config import merge, parse_setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,17 +43,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vocab-size", type=int, default=32000, help="V (32000)")
     parser.add_argument("--lanes", type=int, help="lanes of slide-plus (the preset's up to small, then 1)")
     parser.add_argument("--dropout", type=float, default=0.0, help="dropout (0; training has 0.05)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="model.KEY=VALUE", help="for all systems (repeatable)"
+    )
     parser.add_argument("--no-peak", action="store_true", help="don't measure memory")
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     """One row per system."""
     systems = list(dict.fromkeys([REFERENCE, *_known(args.systems)]))
-    configs = {
-        name: preset(name, args.size, vocab_size=args.vocab_size, dropout=args.dropout, attention_dropout=args.dropout)
-        for name in systems
-    }
-    lanes = {name: _lanes(name, args.size, args.lanes) for name in systems}
+    given = {"vocab_size": args.vocab_size, "dropout": args.dropout, "attention_dropout": args.dropout}
+    given |= _model_settings(args.set)
+    configs = {name: preset(name, args.size, **given) for name in systems}
+    reference_lanes = args.lanes or (preset_lanes(REFERENCE, args.size) if args.size in OWN_SIZES else 1)
+    tokens = reference_lanes * configs[REFERENCE].segment
+    lanes = {name: tokens // config.segment for name, config in configs.items()}  # the same tokens for all
     candidates: dict[str, Callable[[], object]] = {
         name: TrainingStep(config, lanes[name], with_optimizer=args.size in OWN_SIZES)
         for name, config in configs.items()
@@ -64,7 +69,6 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     costs = {name: cost_of(config).flops_per_token for name, config in configs.items()}
     rows = []
     for name in _known(args.systems):
-        tokens = lanes[name] * configs[name].segment
         row = {
             "system": name,
             "seconds": round(best[name], 4),
@@ -136,11 +140,13 @@ def _burst(a: Tensor, b: Tensor, out: Tensor, count: int) -> Callable[[], object
     return products
 
 
-def _lanes(system: str, size: str, reference_lanes: int | None) -> int:
-    """So that every system sees the same number of tokens."""
-    if reference_lanes is None:
-        reference_lanes = preset_lanes(REFERENCE, size) if size in OWN_SIZES else 1
-    return reference_lanes * preset(REFERENCE, size).segment // preset(system, size).segment
+def _model_settings(texts: list[str]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for text in texts:
+        settings = merge(settings, parse_setting(text))
+    if other := [section for section in settings if section != "model"]:
+        raise ConfigError(f"--set has the section '{other[0]}': a benchmark of steps takes settings of the model only")
+    return settings.get("model", {})
 
 
 def _known(names: str) -> list[str]:
