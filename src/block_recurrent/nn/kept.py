@@ -19,27 +19,25 @@ class Watch:
 
     def __init__(self, *modules: nn.Module) -> None:
         parts = [part for module in modules for part in module.modules()]
-        self._parts = [
-            (owner, name, part)
-            for module in parts
-            for owner in (module._parameters, module._modules)
-            for name, part in owner.items()
-        ]
-        self._weights = [weight for module in parts for weight in module._parameters.values() if weight is not None]
-        self._listeners = [hooks for module in parts for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+        # torch's own dictionaries, so that what is put into them later is seen.
+        self._weights = [part._parameters for part in parts if part._parameters]
+        self._parts = [part._modules for part in parts if part._modules]
+        self._listeners = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
         self._before = self._now()
 
     def _now(self) -> list[int] | None:
+        weights = [weight for owner in self._weights for weight in owner.values() if weight is not None]
         try:
-            numbers = [number for weight in self._weights for number in (weight.data_ptr(), weight._version)]
+            numbers = [number for weight in weights for number in (weight.data_ptr(), weight._version)]
         except RuntimeError:  # weights made in inference mode: their changes are not counted
             return None
-        return numbers + list(map(len, self._listeners))
+        numbers += [id(part) for owner in self._parts for part in owner.values()]
+        return [*numbers, sum(map(len, self._listeners))]
 
     def changed(self) -> bool:
         """Whether anything is not as it was, or can't be known to be."""
         now = self._now()
-        return not now or now != self._before or any(owner.get(name) is not part for owner, name, part in self._parts)
+        return now is None or now != self._before or not self._weights
 
     def __reduce__(self) -> tuple[type[Watch], tuple[()]]:
         return Watch, ()  # a copy watches nothing, and so has always changed
