@@ -47,6 +47,11 @@ def test_steptime_takes_settings_of_the_model_only(setting: str, told: str, caps
     assert told in capsys.readouterr().err
 
 
+def test_steptime_needs_a_lane(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "steptime", "--size", "micro", "--lanes", "0"]) == 2
+    assert "--lanes is 0" in capsys.readouterr().err
+
+
 def test_steptime_refuses_an_unknown_system(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "steptime", "--systems", "rec-fixed-skp"]) == 2
     assert "did you mean 'rec-fixed-skip'?" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -70,6 +71,15 @@ def test_a_watch_notices(change) -> None:
     assert not Watch(mlp).changed()
 
 
+def test_a_watch_notices_what_is_replaced_again_and_again() -> None:
+    """The third comes to lie where the first was, if nothing holds that one."""
+    mlp = MLP(4, 8)
+    watch = Watch(mlp)
+    for _ in range(20):
+        mlp.hidden = linear(4, 8)
+        assert watch.changed()
+
+
 def test_weights_whose_changes_are_not_counted_are_never_known() -> None:
     with torch.inference_mode():
         module = linear(2, 2)
@@ -86,9 +96,33 @@ def test_copies_begin_empty() -> None:
         assert other.changed()
 
 
-@pytest.mark.parametrize("module", [linear(4, 6), RMSNorm(4), MLP(4, 8), nn.Linear(4, 4), nn.Identity()])
-def test_bare_does_what_the_module_does(module: nn.Module) -> None:
-    x = torch.randn(2, 3, 4)
+class LeakyMLP(MLP):
+    """Somebody's own, which inherits `bare` from a module that does something else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(nn.functional.leaky_relu(self.hidden(x)))
+
+
+def replaced_forward() -> nn.Module:
+    module = linear(4, 4)
+    module.forward = lambda x: x * 2
+    return module
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: linear(4, 6),
+        lambda: RMSNorm(4),
+        lambda: MLP(4, 8),
+        lambda: nn.Linear(4, 4),
+        nn.Identity,
+        lambda: LeakyMLP(4, 8),
+        replaced_forward,
+    ],
+)
+def test_bare_does_what_the_module_does(make: Callable[[], nn.Module]) -> None:
+    module, x = make(), torch.randn(2, 3, 4)
     for _ in range(2):
         with torch.no_grad():
             assert torch.equal(bare(module)(x), module(x))

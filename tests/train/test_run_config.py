@@ -19,7 +19,7 @@ from block_recurrent.run_config import (
     TrainConfig,
     check_keys,
     differences,
-    parse_setting,
+    parse_settings,
     resolve,
 )
 
@@ -87,14 +87,16 @@ def test_rules(section: type, values: dict[str, Any], message: str) -> None:
 
 
 def test_settings_of_the_command_line() -> None:
-    assert parse_setting("train.lanes=8") == {"train": {"lanes": 8}}
-    assert parse_setting("schedule.kind=cosine") == {"schedule": {"kind": "cosine"}}
-    assert parse_setting("model.recurrent_layers=[1, 2]") == {"model": {"recurrent_layers": [1, 2]}}
-    assert parse_setting("schedule.learning_rate=1e-3") == {"schedule": {"learning_rate": 1e-3}}
-    assert parse_setting("model.feedback=true") == {"model": {"feedback": True}}
+    assert parse_settings(["train.lanes=8"]) == {"train": {"lanes": 8}}
+    assert parse_settings(["schedule.kind=cosine"]) == {"schedule": {"kind": "cosine"}}
+    assert parse_settings(["model.recurrent_layers=[1, 2]"]) == {"model": {"recurrent_layers": [1, 2]}}
+    assert parse_settings(["schedule.learning_rate=1e-3"]) == {"schedule": {"learning_rate": 1e-3}}
+    assert parse_settings(["model.feedback=true"]) == {"model": {"feedback": True}}
+    several = parse_settings(["train.lanes=8", "train.steps=5", "train.lanes=2"])
+    assert several == {"train": {"lanes": 2, "steps": 5}}
     for bad in ("lanes=8", "train.lanes", "train.=8", ".lanes=8"):
         with pytest.raises(ConfigError, match=r"it must be section\.key=value"):
-            parse_setting(bad)
+            parse_settings([bad])
 
 
 def test_vocabulary_comes_from_the_data() -> None:

@@ -11,7 +11,7 @@ from block_recurrent.bench.harness import best_seconds, peak_bytes_of
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import ConfigError, did_you_mean
 from block_recurrent.presets import SIZES, SYSTEMS, preset, preset_lanes
-from block_recurrent.run_config import merge, parse_setting
+from block_recurrent.run_config import parse_settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,8 +55,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     given = {"vocab_size": args.vocab_size, "dropout": args.dropout, "attention_dropout": args.dropout}
     given |= _model_settings(args.set)
     configs = {name: preset(name, args.size, **given) for name in systems}
-    reference_lanes = args.lanes or (preset_lanes(REFERENCE, args.size) if args.size in OWN_SIZES else 1)
-    tokens = reference_lanes * configs[REFERENCE].segment
+    tokens = _reference_lanes(args) * configs[REFERENCE].segment
     lanes = {name: tokens // config.segment for name, config in configs.items()}  # the same tokens for all
     candidates: dict[str, Callable[[], object]] = {
         name: TrainingStep(config, lanes[name], with_optimizer=args.size in OWN_SIZES)
@@ -140,10 +139,16 @@ def _burst(a: Tensor, b: Tensor, out: Tensor, count: int) -> Callable[[], object
     return products
 
 
+def _reference_lanes(args: argparse.Namespace) -> int:
+    if args.lanes is None:
+        return preset_lanes(REFERENCE, args.size) if args.size in OWN_SIZES else 1
+    if args.lanes < 1:
+        raise ConfigError(f"--lanes is {args.lanes}: it must be at least 1")
+    return args.lanes
+
+
 def _model_settings(texts: list[str]) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for text in texts:
-        settings = merge(settings, parse_setting(text))
+    settings = parse_settings(texts)
     if other := [section for section in settings if section != "model"]:
         raise ConfigError(f"--set has the section '{other[0]}': a benchmark of steps takes settings of the model only")
     return settings.get("model", {})

@@ -91,15 +91,14 @@ def _by_position(args: argparse.Namespace) -> list[dict[str, Any]]:
     _in_turns(writers, args.tokens)
     growth = _resident_mib() - resident
     first, told = writers[0].mean_rate, f"grew by {growth:.0f} MiB"
-    rows = [_row("position", writer, writer.mean_rate / first, told) for writer in writers]
-    return [{**row, "tokens_per_second": round(w.mean_rate, 2)} for row, w in zip(rows, writers, strict=True)]
+    return [_row("position", writer, writer.mean_rate, writer.mean_rate / first, told) for writer in writers]
 
 
 def _by_batch(args: argparse.Namespace) -> list[dict[str, Any]]:
     ours = _Ours(args.int8)
     writers = [ours.writer(NEAR, lanes) for lanes in (1, 4, 16)]
     _in_turns(writers, args.tokens // 2)
-    return [_row("batch", writer, writer.rate / writers[0].rate, "over one lane") for writer in writers]
+    return [_row("batch", writer, writer.rate, writer.rate / writers[0].rate, "over one lane") for writer in writers]
 
 
 def _beside_peer(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -116,7 +115,7 @@ def _beside_peer(args: argparse.Namespace) -> list[dict[str, Any]]:
 
     peer = Writer("block-recurrent-transformer-pytorch", WINDOW, write)
     _in_turns([ours, peer], args.tokens)
-    return [_row("peer", writer, ours.rate / writer.rate, "ours over this") for writer in (ours, peer)]
+    return [_row("peer", writer, writer.rate, ours.rate / writer.rate, "ours over this") for writer in (ours, peer)]
 
 
 def _beside_gpt2(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -124,7 +123,8 @@ def _beside_gpt2(args: argparse.Namespace) -> list[dict[str, Any]]:
     for position in CONTEXTS:
         writers = [_Ours(args.int8).writer(position), _gpt2_writer(position, args.tokens)]
         _in_turns(writers, args.tokens // 2)
-        rows += [_row("gpt2", writer, writers[0].rate / writer.rate, "ours over this") for writer in writers]
+        ours = writers[0].rate
+        rows += [_row("gpt2", writer, writer.rate, ours / writer.rate, "ours over this") for writer in writers]
     return rows
 
 
@@ -137,8 +137,7 @@ def _against_limit(args: argparse.Namespace) -> list[dict[str, Any]]:
     needed = bytes_per_token(ours.model, ours.model.config)
     limit = bandwidth.rate / needed
     told = f"of {limit:.1f} tokens/s: {bandwidth.rate / 1e9:.1f} GB/s, {needed / 1e6:.1f} MB a token"
-    row = _row("limit", writer, writer.best_rate / limit, told)
-    return [{**row, "tokens_per_second": round(writer.best_rate, 2)}]
+    return [_row("limit", writer, writer.best_rate, writer.best_rate / limit, told)]
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
@@ -209,13 +208,13 @@ def _in_turns(writers: list[Writer], tokens: int) -> None:
             writer.turn(share)
 
 
-def _row(part: str, writer: Writer, ratio: float, told: str) -> dict[str, Any]:
+def _row(part: str, writer: Writer, rate: float, ratio: float, told: str) -> dict[str, Any]:
     return {
         "part": part,
         "model": writer.name,
         "position": writer.position,
         "lanes": writer.lanes,
-        "tokens_per_second": round(writer.rate, 2),
+        "tokens_per_second": round(rate, 2),
         "ratio": round(ratio, 3),
         "ratio_is": told,
         "resident_mib": round(_resident_mib()),

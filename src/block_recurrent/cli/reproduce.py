@@ -12,7 +12,7 @@ from typing import Any
 from block_recurrent.cli.output import markdown, print_table, write_text
 from block_recurrent.errors import ConfigError
 from block_recurrent.presets import SIZES, preset
-from block_recurrent.run_config import check_keys, merge, parse_setting
+from block_recurrent.run_config import check_keys, parse_settings
 from block_recurrent.studies.paper_tables import TABLES
 
 STOPPED = 130
@@ -51,9 +51,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--budget is {args.budget}: it must be more than 0 minutes")
     if args.seeds < 1:
         raise ConfigError(f"--seeds is {args.seeds}: it must be at least 1")
-    settings: dict[str, Any] = {}
-    for text in args.set:
-        settings = merge(settings, parse_setting(text))
+    settings = parse_settings(args.set)
     check_keys(settings)
     from block_recurrent.studies.reproduce import Study, reproduce, summary
 

@@ -10,7 +10,16 @@ from typing import Any
 
 from block_recurrent.errors import ConfigError
 from block_recurrent.presets import SIZES, SYSTEMS
-from block_recurrent.run_config import DTYPES, PARALLEL, RunConfig, check_keys, merge, parse_setting, read_toml, resolve
+from block_recurrent.run_config import (
+    DTYPES,
+    PARALLEL,
+    RunConfig,
+    check_keys,
+    merge,
+    parse_settings,
+    read_toml,
+    resolve,
+)
 
 STOPPED = 130
 
@@ -106,9 +115,7 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
         if value is not None:
             section, _, key = path.partition(".")
             values = merge(values, {section: {key: value}})
-    for text in args.set:
-        values = merge(values, parse_setting(text))
-    return values
+    return merge(values, parse_settings(args.set))
 
 
 def _command() -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, cast, runtime_checkable
+from typing import cast
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,18 +16,15 @@ from torch.nn import functional as F
 Function = Callable[[Tensor], Tensor]
 
 
-@runtime_checkable
-class HasBare(Protocol):
-    """A module that can tell what it does as a function of its present weights."""
-
-    def bare(self) -> Function: ...
-
-
 def bare(module: nn.Module) -> Function:
-    """A function that does what the module does, for as long as a `Watch` on it notices no change."""
-    listened_to = module._forward_hooks or module._forward_pre_hooks or module._compiled_call_impl is not None
-    if not listened_to and type(module) is nn.Linear and module.bias is None:
+    """A function that does what the module does, for as long as a `Watch` on it notices no change.
+
+    The module itself, where nothing shorter is known to do the same: somebody listens to its calls, its `forward` was
+    replaced, or its class (not one that it is derived from) has no method `bare`.
+    """
+    if module._forward_hooks or module._forward_pre_hooks or module._compiled_call_impl or "forward" in vars(module):
+        return cast(Function, module)
+    if type(module) is nn.Linear and module.bias is None:
         return partial(F.linear, weight=module.weight)
-    if not listened_to and isinstance(module, HasBare):
-        return module.bare()
-    return cast(Function, module)
+    method = vars(type(module)).get("bare")
+    return cast(Function, module if method is None else method(module))

@@ -23,6 +23,8 @@ class Watch:
         self._weights = [part._parameters for part in parts if part._parameters]
         self._parts = [part._modules for part in parts if part._modules]
         self._listeners = [hooks for part in parts for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+        # Held, so that nothing new can come to lie where they are.
+        self._held = [*parts, *(weight for part in parts for weight in part._parameters.values())]
         self._before = self._now()
 
     def _now(self) -> list[int] | None:
@@ -32,7 +34,7 @@ class Watch:
         except RuntimeError:  # weights made in inference mode: their changes are not counted
             return None
         numbers += [id(part) for owner in self._parts for part in owner.values()]
-        return [*numbers, sum(map(len, self._listeners))]
+        return [*numbers, *map(len, self._listeners)]
 
     def changed(self) -> bool:
         """Whether anything is not as it was, or can't be known to be."""

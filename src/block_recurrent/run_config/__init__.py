@@ -4,7 +4,7 @@ Values come from four places, each overriding the one before: the defaults of th
 size, a TOML file, and flags. What comes out is complete, and is saved with the run as `config.toml`.
 """
 
-from block_recurrent.run_config.resolve import differences, merge, parse_setting, read_toml, resolve
+from block_recurrent.run_config.resolve import differences, merge, parse_settings, read_toml, resolve
 from block_recurrent.run_config.sections import (
     DTYPES,
     PARALLEL,
@@ -29,7 +29,7 @@ __all__ = [
     "check_keys",
     "differences",
     "merge",
-    "parse_setting",
+    "parse_settings",
     "read_toml",
     "resolve",
 ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def parse_setting(text: str) -> dict[str, Any]:
+def _parse_setting(text: str) -> dict[str, Any]:
     """`section.key=value` of the command line; the value is written as in TOML, and a plain word is a text."""
     path, equals, value = text.partition("=")
     section, dot, key = path.strip().partition(".")
@@ -84,6 +85,11 @@ def parse_setting(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
     return {section: {key: parsed}}
+
+
+def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
+    """What `--set` gave, each `section.key=value`; later ones override earlier ones."""
+    return functools.reduce(merge, map(_parse_setting, texts), {})
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
