@@ -23,14 +23,6 @@ NUMBERS_AT_ONCE = 2**20
 """Logits of one step over several lanes: 4 MiB, what the second-level cache of two cores holds."""
 
 
-class _Tile(NamedTuple):
-    """One step: these lanes (times heads), these queries, this band of keys."""
-
-    lanes: slice
-    queries: slice
-    band: slice
-
-
 def tiled_window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
     """As `attention.window_attention`, for at least one query."""
     return _TiledWindowAttention.apply(q, k, v, bias, dropout)
@@ -39,65 +31,107 @@ def tiled_window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropou
 class _TiledWindowAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float) -> Tensor:
-        H, N, W = q.shape[1], q.shape[2], bias.shape[1]
-        width = min(TILE_WIDTH, N)
-        by_query_and_key = spread_over_tile(bias, width)
+        B, H, N, K = q.shape
+        by_query_and_key = spread_over_tile(bias, min(TILE_WIDTH, N))
         q3, k3, v3 = (x.flatten(0, 1) for x in (q, k, v))
-        out = torch.empty_like(q3)
+        out = q.new_empty(B, N, H, K).transpose(1, 2)  # heads side by side, as the next product wants them
         kept = []
-        for tile in _tiles(len(q), H, N, W, width):
-            weights = _weights(q3, k3, by_query_and_key, tile)
-            if dropout:
-                kept.append(keep_mask(weights, dropout))
-                weights.mul_(scaled_mask(kept[-1], dropout, weights.dtype))
-            # Copied into place: torch has no batched product into a part of a tensor, only one matrix after the other.
-            out[tile.lanes, tile.queries] = torch.bmm(weights, v3[tile.lanes, tile.band])
+        for run in _runs(q.shape, bias.shape[1]):
+            weights = run.buffer(q)
+            for q_tile, k_band, v_band, out_tile in zip(
+                run.tiles(q3), run.bands(k3), run.bands(v3), run.tiles_by_lane(out), strict=True
+            ):
+                _weigh(q_tile, k_band, by_query_and_key, weights)
+                if dropout:
+                    kept.append(keep_mask(weights, dropout))
+                    weights.mul_(scaled_mask(kept[-1], dropout, weights.dtype))
+                # Copied into place: torch has no batched product into a part of a tensor, only matrix by matrix.
+                out_tile.copy_(torch.bmm(weights, v_band).view(out_tile.shape))
         ctx.save_for_backward(q, k, v, bias)
         ctx.kept, ctx.dropout = kept, dropout
-        return out.view(q.shape)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
         q, k, v, bias = ctx.saved_tensors
-        H, N, W = q.shape[1], q.shape[2], bias.shape[1]
-        width = min(TILE_WIDTH, N)
-        by_query_and_key = spread_over_tile(bias, width)
+        B, H, N, K = q.shape
+        by_query_and_key = spread_over_tile(bias, min(TILE_WIDTH, N))
         q3, k3, v3, d_out = (x.flatten(0, 1) for x in (q, k, v, grads[0]))
-        dq, dk, dv = torch.empty_like(q3), torch.zeros_like(k3), torch.zeros_like(v3)
+        dq, dk, dv = q.new_empty(B, N, H, K).transpose(1, 2), torch.zeros_like(k3), torch.zeros_like(v3)
         d_bias = torch.zeros_like(by_query_and_key)
-        for number, (lanes, queries, band) in enumerate(tiles := list(_tiles(len(q), H, N, W, width))):
-            weights = _weights(q3, k3, by_query_and_key, tiles[number])
-            d_weights = torch.bmm(d_out[lanes, queries], v3[lanes, band].transpose(1, 2))
-            dropped = weights
-            if ctx.dropout:
-                mask = scaled_mask(ctx.kept[number], ctx.dropout, weights.dtype)
-                dropped = weights * mask
-                d_weights.mul_(mask)
-            dv[lanes, band] += torch.bmm(dropped.transpose(1, 2), d_out[lanes, queries])
-            d_logits = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype)
-            dq[lanes, queries] = torch.bmm(d_logits, k3[lanes, band])
-            dk[lanes, band] += torch.bmm(d_logits.transpose(1, 2), q3[lanes, queries])
-            n, L = d_logits.shape[1:]
-            d_bias[:, :n, :L] += d_logits.view(-1, H, n, L).sum(0) if len(d_logits) > H else d_logits
-        return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape), gather_from_tile(d_bias, W), None
+        kept = iter(ctx.kept)
+        for run in _runs(q.shape, bias.shape[1]):
+            weights, d_weights = run.buffer(q), run.buffer(q)
+            n, L = weights.shape[1:]
+            for q_tile, d_out_tile, dq_tile, k_band, v_band, dk_band, dv_band in zip(
+                *(run.tiles(q3), run.tiles(d_out), run.tiles_by_lane(dq)),
+                *map(run.bands, (k3, v3, dk, dv)),
+                strict=True,
+            ):
+                _weigh(q_tile, k_band, by_query_and_key, weights)
+                torch.bmm(d_out_tile, v_band.mT, out=d_weights)
+                dropped = weights
+                if ctx.dropout:
+                    mask = scaled_mask(next(kept), ctx.dropout, weights.dtype)
+                    dropped = weights * mask
+                    d_weights.mul_(mask)
+                dv_band += torch.bmm(dropped.mT, d_out_tile)
+                d_logits = torch._softmax_backward_data(d_weights, weights, -1, weights.dtype, grad_input=d_weights)
+                dq_tile.copy_(torch.bmm(d_logits, k_band).view(dq_tile.shape))
+                dk_band += torch.bmm(d_logits.mT, q_tile)
+                d_bias[:, :n, :L] += d_logits.view(-1, H, n, L).sum(0) if len(d_logits) > H else d_logits
+        return dq, dk.view(k.shape), dv.view(v.shape), gather_from_tile(d_bias, bias.shape[1]), None
 
 
-def _tiles(lanes: int, H: int, N: int, W: int, width: int) -> Iterator[_Tile]:
-    lanes_at_once = max(1, NUMBERS_AT_ONCE // (H * width * (width + W)))
-    for lane in range(0, lanes, lanes_at_once):
-        for query in range(0, N, width):
-            end = min(query + width, N)
-            yield _Tile(slice(lane * H, (lane + lanes_at_once) * H), slice(query, end), slice(query, end + W))
+class _Run(NamedTuple):
+    """Tiles of one shape, one after the other: of these lanes, `width` queries each from `start` to `end`."""
+
+    lanes: slice
+    H: int
+    start: int
+    end: int
+    width: int
+    window: int
+
+    def tiles(self, x3: Tensor) -> tuple[Tensor, ...]:
+        """(B * H, N, K) -> the queries of each tile, (lanes * H, w, K)."""
+        pairs = slice(self.lanes.start * self.H, self.lanes.stop * self.H)
+        return x3[pairs, self.start : self.end].split(self.width, dim=1)
+
+    def tiles_by_lane(self, x: Tensor) -> tuple[Tensor, ...]:
+        """(B, H, N, K) -> (lanes, H, w, K)."""
+        return x[self.lanes, :, self.start : self.end].split(self.width, dim=2)
+
+    def bands(self, x3: Tensor) -> tuple[Tensor, ...]:
+        """(B * H, W + N, K) -> the keys that the queries of each tile see, (lanes * H, w + W, K). They overlap."""
+        pairs = slice(self.lanes.start * self.H, self.lanes.stop * self.H)
+        seen = x3[pairs, self.start : self.end + self.window]
+        return seen.unfold(1, self.width + self.window, self.width).mT.unbind(1)
+
+    def buffer(self, like: Tensor) -> Tensor:
+        """For a tile's logits and weights. Every tile uses the same, which is still in the cache."""
+        lanes = self.lanes.stop - self.lanes.start
+        return like.new_empty(lanes * self.H, self.width, self.width + self.window)
 
 
-def _weights(q3: Tensor, k3: Tensor, by_query_and_key: Tensor, tile: _Tile) -> Tensor:
-    """The attention weights of a tile, (lanes * H, w, w + W)."""
-    q, k = q3[tile.lanes, tile.queries], k3[tile.lanes, tile.band]
-    H, n, L = len(by_query_and_key), q.shape[1], k.shape[1]
-    logits = q.new_empty(len(q), n, L)
-    logits.view(-1, H, n, L).copy_(by_query_and_key[:, :n, :L])
-    logits.baddbmm_(q, k.transpose(1, 2))  # adds to what is there
-    return torch.softmax(logits, -1, out=logits)
+def _runs(shape: torch.Size, window: int) -> Iterator[_Run]:
+    B, H, N, _ = shape
+    width = min(TILE_WIDTH, N)
+    whole = N - N % width
+    lanes_at_once = max(1, NUMBERS_AT_ONCE // (H * width * (width + window)))
+    for lane in range(0, B, lanes_at_once):
+        lanes = slice(lane, min(lane + lanes_at_once, B))
+        yield _Run(lanes, H, 0, whole, width, window)
+        if whole < N:
+            yield _Run(lanes, H, whole, N, N - whole, window)
+
+
+def _weigh(q_tile: Tensor, k_band: Tensor, by_query_and_key: Tensor, weights: Tensor) -> None:
+    """The attention weights of a tile, into `weights` (lanes * H, w, w + W)."""
+    n, L = weights.shape[1:]
+    weights.view(-1, len(by_query_and_key), n, L).copy_(by_query_and_key[:, :n, :L])
+    weights.baddbmm_(q_tile, k_band.mT)  # adds to what is there
+    torch.softmax(weights, -1, out=weights)
 
 
 def spread_over_tile(bias: Tensor, width: int) -> Tensor:
@@ -107,7 +141,8 @@ def spread_over_tile(bias: Tensor, width: int) -> Tensor:
     down, such rows overlap in one padded list, and the tile is a view of it.
     """
     padded = F.pad(bias, (width - 1, width), value=float("-inf"))
-    return padded.unfold(1, width + bias.shape[1], 1).flip(1)
+    # Laid out by rows: every tile copies it, and would take ten times as long to turn it around.
+    return padded.unfold(1, width + bias.shape[1], 1).flip(1).contiguous()
 
 
 def gather_from_tile(tile: Tensor, window: int) -> Tensor:
