@@ -58,7 +58,7 @@ def test_values_and_gradients_are_those_of_the_definition(form, shape):
 def test_one_query_sees_the_newest_keys_before_it(older):
     q, k, v, bias = inputs(2, 3, 1, 5, 4)
     before = [torch.cat([torch.randn(2, 3, older, 4, dtype=x.dtype), x[:, :, :-1]], dim=2) for x in (k, v)]
-    torch.testing.assert_close(one_query(q, *before, bias), by_definition(q, k, v, bias), atol=1e-12, rtol=0)
+    torch.testing.assert_close(one_query(q, *before, bias[:, None]), by_definition(q, k, v, bias), atol=1e-12, rtol=0)
 
 
 def test_float32():

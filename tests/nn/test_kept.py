@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from block_recurrent import BlockRecurrentLM, preset
-from block_recurrent.nn.bare import bare
+from block_recurrent.nn.bare import adding, bare
 from block_recurrent.nn.kept import Kept, Watch
 from block_recurrent.nn.linear import linear
 from block_recurrent.nn.mlp import MLP
@@ -97,7 +97,7 @@ def test_copies_begin_empty() -> None:
 
 
 class LeakyMLP(MLP):
-    """Somebody's own, which inherits `bare` from a module that does something else."""
+    """Somebody's own, which inherits `adding` from a module that does something else."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.output(nn.functional.leaky_relu(self.hidden(x)))
@@ -109,24 +109,34 @@ def replaced_forward() -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: linear(4, 6),
-        lambda: RMSNorm(4),
-        lambda: MLP(4, 8),
-        lambda: nn.Linear(4, 4),
-        nn.Identity,
-        lambda: LeakyMLP(4, 8),
-        replaced_forward,
-    ],
-)
-def test_bare_does_what_the_module_does(make: Callable[[], nn.Module]) -> None:
-    module, x = make(), torch.randn(2, 3, 4)
+MODULES: list[Callable[[], nn.Module]] = [
+    lambda: linear(4, 6),
+    lambda: RMSNorm(4),
+    lambda: MLP(4, 8),
+    lambda: nn.Linear(4, 4),
+    nn.Identity,
+    lambda: LeakyMLP(4, 8),
+    replaced_forward,
+]
+
+
+@pytest.mark.parametrize("make", MODULES)
+def test_bare_and_adding_do_what_the_module_does(make: Callable[[], nn.Module]) -> None:
+    module, y = make(), torch.randn(3, 4)
     for _ in range(2):
         with torch.no_grad():
-            assert torch.equal(bare(module)(x), module(x))
+            expected = module(y)
+            x = torch.randn_like(expected)
+            torch.testing.assert_close(bare(module)(y), expected)
+            torch.testing.assert_close(adding(module)(x, y), x + expected)
         module.register_forward_hook(lambda module, args, output: output + 1)  # and then with somebody who listens
+
+
+def test_adding_keeps_the_higher_precision() -> None:
+    """In autocast, products are rounded, and the sum of all layers must not be."""
+    x, y, module = torch.full((1, 4), 1 + 2**-20), torch.zeros(1, 4), linear(4, 4)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(adding(module)(x, y.bfloat16()), x)
 
 
 def test_writing_after_an_update_uses_the_new_bias() -> None:

@@ -63,7 +63,7 @@ def test_gradients_of_the_norms(size):
     """By finite differences; at 1e-3, epsilon matters as much as the numbers."""
     torch.manual_seed(0)
     x = (size * torch.randn(2, 3, 4, 5, dtype=torch.float64)).requires_grad_()
-    weight, scale = (torch.randn(n, dtype=torch.float64).requires_grad_() for n in (5, 3))
+    weight, scale = (torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in ((5,), (3, 1, 1)))
     norm = RMSNorm(5)
 
     def rms(x, weight):
@@ -77,10 +77,10 @@ def test_gradients_of_the_norms(size):
 
 
 def test_unit_length_times_a_scale_per_head():
-    x, scale = torch.randn(2, 3, 4, 5).double(), torch.tensor([1.0, -2.0, 0.0]).double()
+    x, scale = torch.randn(2, 3, 4, 5).double(), torch.tensor([1.0, -2.0, 0.0]).double().view(3, 1, 1)
     expected = x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
     torch.testing.assert_close(unit_length(x), expected, atol=1e-12, rtol=0)
-    torch.testing.assert_close(unit_length(x, scale), expected * scale[:, None, None], atol=1e-12, rtol=0)
+    torch.testing.assert_close(unit_length(x, scale), expected * scale, atol=1e-12, rtol=0)
 
 
 def test_a_zero_vector_has_a_finite_gradient():

@@ -135,7 +135,7 @@ def _read_shares(model: BlockRecurrentLM, index: int, inputs: dict[int, Tensor],
     for reader in _readers(model, index):
         layer: Any = model.layers[reader]
         queries = split_heads(layer.to_state_queries(inputs[reader]), model.config.num_heads)
-        weights = (unit_length(queries, layer.state_scale.abs()) @ keys.transpose(-1, -2)).softmax(-1)
+        weights = (unit_length(queries, layer.state_scale.abs().view(-1, 1, 1)) @ keys.transpose(-1, -2)).softmax(-1)
         shares.append(weights.mean((0, 1, 2)))
     return torch.stack(shares).mean(0).float().cpu().numpy()
 

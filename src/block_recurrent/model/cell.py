@@ -41,7 +41,7 @@ class _Prepared(NamedTuple):
     projection: Function
     """All maps of a state at once, D -> 4*H*K."""
     scales: Tensor
-    """Of keys, which have none, and of the two kinds of queries, (3H,)."""
+    """Of keys, which have none, and of the two kinds of queries, (3H, 1, 1)."""
 
 
 class RecurrentCell(nn.Module):
@@ -117,7 +117,7 @@ class RecurrentCell(nn.Module):
     def _prepare(self) -> _Prepared:
         """For all blocks of a call."""
         scales = [torch.ones_like(self.self_scale), self.self_scale.abs(), self.token_scale.abs()]
-        return _Prepared(join(*self._maps()), torch.cat(scales))
+        return _Prepared(join(*self._maps()), torch.cat(scales).view(-1, 1, 1))
 
     def _maps(self) -> tuple[nn.Linear, ...]:
         return self.to_keys, self.to_self_queries, self.to_token_queries, self.to_values

@@ -14,7 +14,7 @@ from block_recurrent.model.memory import LayerMemory
 from block_recurrent.model.recall import Recall
 from block_recurrent.model.tape import extend
 from block_recurrent.nn.attention import attend, merge_heads, one_query, split_heads, window_attention
-from block_recurrent.nn.bare import Function, bare
+from block_recurrent.nn.bare import AddTo, Function, adding, bare
 from block_recurrent.nn.dropout import dropout
 from block_recurrent.nn.kept import Kept
 from block_recurrent.nn.linear import join, linear, ones, zeros
@@ -30,12 +30,12 @@ class _Prepared(NamedTuple):
     projection: Function
     """All maps of a token at once, D -> 3*H*K or 4*H*K."""
     scales: Tensor
-    """Of the keys, which have none, of the queries, and of those to the states, (2H,) or (3H,)."""
+    """Of the keys, which have none, of the queries, and of those to the states, (2H, 1, 1) or (3H, 1, 1)."""
     bias: Tensor
-    """What is added to the logits of the W keys, the oldest first, (H, W)."""
-    project: Function
+    """What is added to the logits of the W keys, the oldest first, (H, W); in writing (H, 1, W)."""
+    add_projected: AddTo
     mlp_norm: Function
-    mlp: Function
+    add_mlp: AddTo
 
 
 class Layer(nn.Module):
@@ -66,12 +66,15 @@ class Layer(nn.Module):
         self, x: Tensor, memory: LayerMemory, grid: BlockGrid, view: StateView | None = None
     ) -> tuple[Tensor, LayerMemory]:
         """x (B, N, D) -> x, and what the layer remembers next. `view`: the state to read in block feedback."""
-        prepared = self._prepare_for_one_token() if x.shape[1] == 1 else self._prepare()
+        writing = x.shape[1] == 1 and not (self.training or torch.is_grad_enabled())
+        if writing:
+            x = x.squeeze(1)  # (B, D): every call counts, and calls on rows are shorter
+        prepared = self._kept.get(self._prepare_for_one_token, self) if writing else self._prepare()
         h = self._dropout(prepared.attention_norm(x))
         k, q, v, state_queries = self._project_tokens(h, prepared)
         extended = extend(memory.keys, memory.values, memory.place, k, v)
-        if x.shape[1] == 1:  # a token doesn't see itself
-            attention = one_query(q, memory.keys, memory.values, prepared.bias, self._attention_dropout)
+        if writing:  # a token doesn't see itself
+            attention = one_query(q, memory.keys, memory.values, prepared.bias)
         else:
             attention = window_attention(q, *extended.all(), prepared.bias, self._attention_dropout)
         state, recall, kept = memory.state, memory.recall, None
@@ -82,11 +85,15 @@ class Layer(nn.Module):
             first = view or self.cell.kept_view(memory.view, state)
             views, state = self.cell.scan(state, KeysAndValues(*extended.all()), grid, first)
             attention = torch.cat([attention, self._read_states(state_queries, views, grid)], dim=1)
-            kept = self.cell.keep(views[-1], state) if grid.all_in_last_block else None
+            if view is None and first is not None and state is memory.state:
+                kept = memory.view  # as it was
+            elif grid.all_in_last_block:
+                kept = self.cell.keep(views[-1], state)
         elif view is not None:
             attention = torch.cat([attention, self._read_states(state_queries, [view], grid)], dim=1)
-        x = x + prepared.project(merge_heads(attention))
-        x = x + self._dropout(prepared.mlp(prepared.mlp_norm(x)))
+        x = prepared.add_projected(x, attention.flatten(1) if writing else merge_heads(attention))
+        x = prepared.add_mlp(x, prepared.mlp_norm(x))
+        x = x.unsqueeze(1) if writing else x
         if (place := extended.place) is not None and grid.all_full:
             return x, LayerMemory(place.keys, place.values, state, recall, place, kept)
         keys, values = (grid.newest(entries, memory.keys.shape[2]) for entries in extended.all())
@@ -102,20 +109,23 @@ class Layer(nn.Module):
         return _Prepared(
             self.attention_norm,
             join(*self._token_maps()),
-            torch.cat(scales),
+            torch.cat(scales).view(-1, 1, 1),
             bias,
-            self.project,
+            lambda x, attention: x + self.project(attention),
             self.mlp_norm,
-            self.mlp,
+            lambda x, h: x + self._dropout(self.mlp(h)),
         )
 
     def _prepare_for_one_token(self) -> _Prepared:
-        """The same, kept from token to token: in writing, making it would take longer than the token itself."""
-        return self._kept.get(self._prepare_bare, self)
-
-    def _prepare_bare(self) -> _Prepared:
-        norm, project, mlp_norm, mlp = map(bare, (self.attention_norm, self.project, self.mlp_norm, self.mlp))
-        return self._prepare()._replace(attention_norm=norm, project=project, mlp_norm=mlp_norm, mlp=mlp)
+        """The same in fewer calls, and kept from token to token: making it would take longer than the token itself."""
+        prepared = self._prepare()
+        return prepared._replace(
+            attention_norm=bare(self.attention_norm),
+            bias=prepared.bias.unsqueeze(1).contiguous(),
+            add_projected=adding(self.project),
+            mlp_norm=bare(self.mlp_norm),
+            add_mlp=adding(self.mlp),
+        )
 
     def _token_maps(self) -> tuple[nn.Linear, ...]:
         """To all that a token shows and asks: values, keys, queries, and queries to the states where there are some."""
@@ -124,7 +134,7 @@ class Layer(nn.Module):
 
     def _project_tokens(self, h: Tensor, prepared: _Prepared) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """(B, N, D) -> keys, queries, values and queries to the states, (B, H, N, K) each."""
-        H, to_scale = self.config.num_heads, len(prepared.scales)
+        H, to_scale = self.config.num_heads, prepared.scales.shape[0]
         heads = split_heads(prepared.projection(h), H + to_scale)
         values, others = heads.split_with_sizes([H, to_scale], dim=1)
         keys, queries, *state_queries = unit_length(others, prepared.scales).chunk(to_scale // H, dim=1)

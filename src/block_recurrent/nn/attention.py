@@ -16,7 +16,9 @@ from block_recurrent.nn.tiles import spread_over_tile, tiled_window_attention
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """(B, N, H*K) -> (B, H, N, K)."""
+    """(B, N, H*K) -> (B, H, N, K); one token each, (B, H*K) -> (B, H, 1, K)."""
+    if x.ndim == 2:
+        return x.view(x.shape[0], num_heads, 1, -1)
     return x.view(*x.shape[:-1], num_heads, x.shape[-1] // num_heads).transpose(-3, -2)
 
 
@@ -52,19 +54,23 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: flo
     return plain_window_attention(q, k, v, bias, dropout)
 
 
-def one_query(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float = 0.0) -> Tensor:
-    """The same for a single query, as in writing, over the newest W of the keys before it: no tile and no mask.
+def one_query(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """The same for a single query, as in writing, over the newest W of the keys before it; bias (H, 1, W).
 
-    Every call counts here, and `@` makes five of one product. SDPA would be one call, but a slower one.
+    No tile, no mask and no dropout. Every call counts here, and `@` makes five of one product. SDPA would be one call,
+    but a slower one.
     """
     if k.dtype != q.dtype:
         k, v = k.to(q.dtype), v.to(q.dtype)
     B, H, _, K = q.shape
-    if (older := k.shape[2] - bias.shape[1]) > 0:
-        k, v = k.narrow(2, older, bias.shape[1]), v.narrow(2, older, bias.shape[1])
-    logits = at_least_float32(torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2))).view(B, H, -1) + bias
-    weights = drop(logits.softmax(-1), dropout).to(v.dtype)
-    return torch.bmm(weights.view(B * H, 1, -1), v.flatten(0, 1)).view(B, H, 1, K)
+    if (older := k.shape[2] - bias.shape[2]) > 0:
+        k, v = k.narrow(2, older, bias.shape[2]), v.narrow(2, older, bias.shape[2])
+    q, k, v = q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), v.flatten(0, 1)
+    if B == 1 and bias.dtype == q.dtype:
+        logits = torch.baddbmm(bias, q, k)
+    else:
+        logits = (at_least_float32(torch.bmm(q, k)).view(B, H, 1, -1) + bias).flatten(0, 1)
+    return torch.bmm(logits.softmax(-1).to(v.dtype), v).view(B, H, 1, K)
 
 
 def plain_window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float = 0.0) -> Tensor:

@@ -8,23 +8,49 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Any, TypeGuard, cast
 
+import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 Function = Callable[[Tensor], Tensor]
+AddTo = Callable[[Tensor, Tensor], Tensor]
+"""(x, y) -> x + what becomes of y."""
 
 
 def bare(module: nn.Module) -> Function:
-    """A function that does what the module does, for as long as a `Watch` on it notices no change.
+    """A function that does what the module does to rows, for as long as a `Watch` on it notices no change.
 
     The module itself, where nothing shorter is known to do the same: somebody listens to its calls, its `forward` was
     replaced, or its class (not one that it is derived from) has no method `bare`.
     """
-    if module._forward_hooks or module._forward_pre_hooks or module._compiled_call_impl or "forward" in vars(module):
-        return cast(Function, module)
-    if type(module) is nn.Linear and module.bias is None:
-        return partial(F.linear, weight=module.weight)
-    method = vars(type(module)).get("bare")
+    if _is_plain_linear(module):
+        return partial(torch.mm, mat2=module.weight.t())
+    method = _own_method(module, "bare")
     return cast(Function, module if method is None else method(module))
+
+
+def adding(module: nn.Module) -> AddTo:
+    """(x, y) -> x + what the module does to y: in one call, where the module is known (as in `bare`)."""
+    if (method := _own_method(module, "adding")) is not None:
+        return cast(AddTo, method(module))
+    function = bare(module)
+    if not _is_plain_linear(module):
+        return lambda x, y: x + function(y)
+    weight = module.weight.t()
+    # Of two precisions, as in autocast, the sum has the higher one.
+    return lambda x, y: torch.addmm(x, y, weight) if x.dtype == y.dtype else x + function(y)
+
+
+def _is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    return type(module) is nn.Linear and module.bias is None and _only_its_class_matters(module)
+
+
+def _own_method(module: nn.Module, name: str) -> Any:
+    return vars(type(module)).get(name) if _only_its_class_matters(module) else None
+
+
+def _only_its_class_matters(module: nn.Module) -> bool:
+    """Nobody listens to its calls, and its `forward` was not replaced."""
+    listeners = module._forward_hooks or module._forward_pre_hooks
+    return not (listeners or module._compiled_call_impl or "forward" in vars(module))

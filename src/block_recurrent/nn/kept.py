@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 Value = TypeVar("Value")
+_version = attrgetter("_version")
 
 
 class Watch:
@@ -28,13 +31,14 @@ class Watch:
         self._before = self._now()
 
     def _now(self) -> list[int] | None:
-        weights = [weight for owner in self._weights for weight in owner.values() if weight is not None]
+        # Mostly in C: this is done in every layer for every token.
+        weights = [weight for weight in chain.from_iterable(map(dict.values, self._weights)) if weight is not None]
+        parts = chain.from_iterable(map(dict.values, self._parts))
         try:
-            numbers = [number for weight in weights for number in (weight.data_ptr(), weight._version)]
+            versions = [*map(_version, weights)]
         except RuntimeError:  # weights made in inference mode: their changes are not counted
             return None
-        numbers += [id(part) for owner in self._parts for part in owner.values()]
-        return [*numbers, *map(len, self._listeners)]
+        return [*versions, *map(Tensor.data_ptr, weights), *map(id, parts), *map(len, self._listeners)]
 
     def changed(self) -> bool:
         """Whether anything is not as it was, or can't be known to be."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from block_recurrent.nn.bare import Function, bare
+from block_recurrent.nn.bare import AddTo, adding, bare
 from block_recurrent.nn.linear import linear
 
 
@@ -19,6 +19,6 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.output(self.hidden(x).relu_())
 
-    def bare(self) -> Function:
-        hidden, output = bare(self.hidden), bare(self.output)
-        return lambda x: output(hidden(x).relu_())
+    def adding(self) -> AddTo:
+        hidden, add_output = bare(self.hidden), adding(self.output)
+        return lambda x, y: add_output(x, hidden(y).relu_())

@@ -41,9 +41,8 @@ class RMSNorm(nn.Module):
 
 
 def unit_length(x: Tensor, scale: Tensor | None = None) -> Tensor:
-    """x (B, H, N, K) over its length along the last axis, times a scale (H,) per head: keys and queries."""
-    factor = None if scale is None else scale.view(-1, 1, 1)
-    return _in_full(_UnitLength.apply if torch.is_grad_enabled() else _unit_length, x, factor)
+    """x (B, H, N, K) over its length along the last axis, times a scale (H, 1, 1) per head: keys and queries."""
+    return _in_full(_UnitLength.apply if torch.is_grad_enabled() else _unit_length, x, scale)
 
 
 def _in_full(norm: Callable[[Tensor, Any], Tensor], x: Tensor, factor: Tensor | None) -> Tensor:
