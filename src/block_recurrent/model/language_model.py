@@ -91,12 +91,14 @@ class BlockRecurrentLM(nn.Module):
     ) -> tuple[Tensor, tuple[LayerMemory, ...]]:
         """All layers over all tokens of the call at once."""
         x = self.embedding(tokens.long())
+        writing = tokens.shape[1] == 1 and not (self.training or torch.is_grad_enabled())
+        x = x.squeeze(1) if writing else x
         views = self._feedback_views(memories) if self.config.feedback else itertools.repeat(None, len(memories))
         after = []
         for layer, memory, view in zip(self.layers, memories, views, strict=True):
             x, memory = layer(x, memory, grid, view)
             after.append(memory)
-        return x, tuple(after)
+        return x.unsqueeze(1) if writing else x, tuple(after)
 
     def _block_by_block(
         self, tokens: Tensor, memories: tuple[LayerMemory, ...], grid: BlockGrid

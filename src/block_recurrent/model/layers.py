@@ -65,10 +65,11 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, memory: LayerMemory, grid: BlockGrid, view: StateView | None = None
     ) -> tuple[Tensor, LayerMemory]:
-        """x (B, N, D) -> x, and what the layer remembers next. `view`: the state to read in block feedback."""
-        writing = x.shape[1] == 1 and not (self.training or torch.is_grad_enabled())
-        if writing:
-            x = x.squeeze(1)  # (B, D): every call counts, and calls on rows are shorter
+        """x (B, N, D) -> x, and what the layer remembers next. `view`: the state to read in block feedback.
+
+        In writing x is (B, D), one token of each lane: every call counts, and calls on rows are shorter.
+        """
+        writing = x.ndim == 2
         prepared = self._kept.get(self._prepare_for_one_token, self) if writing else self._prepare()
         h = self._dropout(prepared.attention_norm(x))
         k, q, v, state_queries = self._project_tokens(h, prepared)
@@ -93,7 +94,6 @@ class Layer(nn.Module):
             attention = torch.cat([attention, self._read_states(state_queries, [view], grid)], dim=1)
         x = prepared.add_projected(x, attention.flatten(1) if writing else merge_heads(attention))
         x = prepared.add_mlp(x, prepared.mlp_norm(x))
-        x = x.unsqueeze(1) if writing else x
         if (place := extended.place) is not None and grid.all_full:
             return x, LayerMemory(place.keys, place.values, state, recall, place, kept)
         keys, values = (grid.newest(entries, memory.keys.shape[2]) for entries in extended.all())
@@ -121,6 +121,7 @@ class Layer(nn.Module):
         prepared = self._prepare()
         return prepared._replace(
             attention_norm=bare(self.attention_norm),
+            projection=join(*self._token_maps(), for_rows=True),
             bias=prepared.bias.unsqueeze(1).contiguous(),
             add_projected=adding(self.project),
             mlp_norm=bare(self.mlp_norm),

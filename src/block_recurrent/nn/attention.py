@@ -67,10 +67,11 @@ def one_query(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         k, v = k.narrow(2, older, bias.shape[2]), v.narrow(2, older, bias.shape[2])
     q, k, v = q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), v.flatten(0, 1)
     if B == 1 and bias.dtype == q.dtype:
-        logits = torch.baddbmm(bias, q, k)
+        weights = torch.baddbmm(bias, q, k).softmax(-1)
     else:
-        logits = (at_least_float32(torch.bmm(q, k)).view(B, H, 1, -1) + bias).flatten(0, 1)
-    return torch.bmm(logits.softmax(-1).to(v.dtype), v).view(B, H, 1, K)
+        logits = at_least_float32(torch.bmm(q, k)).view(B, H, 1, -1) + bias
+        weights = logits.flatten(0, 1).softmax(-1).to(v.dtype)
+    return torch.bmm(weights, v).view(B, H, 1, K)
 
 
 def plain_window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float = 0.0) -> Tensor:

@@ -23,10 +23,14 @@ def linear(in_dim: int, out_dim: int, variance: float = 1.0) -> nn.Linear:
     return layer
 
 
-def join(*maps: nn.Linear) -> Function:
-    """Several maps, which stay separate parameters (SPEC section 8), as one: (..., in) -> (..., outputs of all)."""
+def join(*maps: nn.Linear, for_rows: bool = False) -> Function:
+    """Several maps, which stay separate parameters (SPEC section 8), as one: (..., in) -> (..., outputs of all).
+
+    `for_rows`: shorter for (tokens, in), and of no use for anything else.
+    """
     if all(type(map) is nn.Linear for map in maps):
-        return partial(F.linear, weight=torch.cat([map.weight for map in maps]))
+        weight = torch.cat([map.weight for map in maps])
+        return partial(torch.mm, mat2=weight.t()) if for_rows else partial(F.linear, weight=weight)
     return lambda x: torch.cat([map(x) for map in maps], dim=-1)  # they have products of their own, as in 8 bits
 
 
