@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from block_recurrent import BlockRecurrentLM, DocumentMemory, preset
+from block_recurrent.nn import rows
 
 SYSTEMS = ["slide", "rec-fixed-skip", "rec-lstm-dual", "feedback-fixed-skip", "memorizing"]
 
@@ -117,3 +118,19 @@ def test_training_after_reading_in_inference_mode() -> None:
     with torch.inference_mode():
         model(tokens)
     model.loss(tokens[:, :-1], tokens[:, 1:]).sum.backward()
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_products_in_parts_change_nothing(system: str, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens = model_of(system), torch.randint(0, 30, (lanes, 40))
+    monkeypatch.setattr(rows, "_one_product_is_on_one_core", lambda weight: True)
+    with torch.no_grad():
+        logits, memory = feed(model, tokens, None)
+        model.layers[0].mlp.hidden.weight.mul_(1.1)  # of which a copy may be kept
+        after, _ = model(tokens[:, :1], memory)
+        monkeypatch.undo()
+        expected_after, _ = model(tokens[:, :1].repeat(1, 2), memory)
+        expected, _ = model_of(system)(tokens)
+    torch.testing.assert_close(logits, expected)
+    torch.testing.assert_close(after, expected_after[:, :1])

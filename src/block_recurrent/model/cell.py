@@ -12,11 +12,11 @@ from block_recurrent.config import GATE_CONFIGS, ModelConfig
 from block_recurrent.model.blocks import BlockGrid
 from block_recurrent.model.memory import KeptView
 from block_recurrent.nn.attention import attend, merge_heads, split_heads
-from block_recurrent.nn.bare import Function
 from block_recurrent.nn.gates import GATES, Gate
 from block_recurrent.nn.kept import Watch
 from block_recurrent.nn.linear import join, linear, normal, ones
 from block_recurrent.nn.norm import RMSNorm, unit_length
+from block_recurrent.nn.rows import Function
 
 
 class KeysAndValues(NamedTuple):

@@ -28,6 +28,7 @@ from block_recurrent.model.memory import DocumentMemory, LayerMemory
 from block_recurrent.nn.dropout import dropout
 from block_recurrent.nn.linear import normal
 from block_recurrent.nn.norm import RMSNorm
+from block_recurrent.nn.rows import times
 
 
 class Loss(NamedTuple):
@@ -149,7 +150,8 @@ class BlockRecurrentLM(nn.Module):
         return Loss(total.float(), mask.sum().float(), memory, per_token.view(targets.shape).float())
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return hidden @ self.embedding.weight.T
+        table = self.embedding.weight
+        return times(table)(hidden.squeeze(1)).unsqueeze(1) if hidden.shape[1] == 1 else hidden @ table.T
 
     def _cross_entropy(self, hidden: Tensor, targets: Tensor, counts: Tensor) -> CrossEntropy:
         """hidden (tokens, D), targets (tokens,), counts (tokens,) -> their sum and each, without all logits at once."""

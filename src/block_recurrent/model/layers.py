@@ -14,13 +14,14 @@ from block_recurrent.model.memory import LayerMemory
 from block_recurrent.model.recall import Recall
 from block_recurrent.model.tape import extend
 from block_recurrent.nn.attention import attend, merge_heads, one_query, split_heads, window_attention
-from block_recurrent.nn.bare import AddTo, Function, adding, bare
+from block_recurrent.nn.bare import adding, bare
 from block_recurrent.nn.dropout import dropout
 from block_recurrent.nn.kept import Kept
 from block_recurrent.nn.linear import join, linear, ones, zeros
 from block_recurrent.nn.mlp import MLP
 from block_recurrent.nn.norm import RMSNorm, unit_length
 from block_recurrent.nn.position import PositionBias
+from block_recurrent.nn.rows import AddTo, Function
 
 
 class _Prepared(NamedTuple):

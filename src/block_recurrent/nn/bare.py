@@ -6,16 +6,11 @@ takes longer than a norm.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeGuard, cast
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-Function = Callable[[Tensor], Tensor]
-AddTo = Callable[[Tensor, Tensor], Tensor]
-"""(x, y) -> x + what becomes of y."""
+from block_recurrent.nn.rows import AddTo, Function, adding_times, times
 
 
 def bare(module: nn.Module) -> Function:
@@ -25,7 +20,7 @@ def bare(module: nn.Module) -> Function:
     replaced, or its class (not one that it is derived from) has no method `bare`.
     """
     if _is_plain_linear(module):
-        return partial(torch.mm, mat2=module.weight.t())
+        return times(module.weight, copy=True)
     method = _own_method(module, "bare")
     return cast(Function, module if method is None else method(module))
 
@@ -34,12 +29,10 @@ def adding(module: nn.Module) -> AddTo:
     """(x, y) -> x + what the module does to y: in one call, where the module is known (as in `bare`)."""
     if (method := _own_method(module, "adding")) is not None:
         return cast(AddTo, method(module))
+    if _is_plain_linear(module):
+        return adding_times(module.weight)
     function = bare(module)
-    if not _is_plain_linear(module):
-        return lambda x, y: x + function(y)
-    weight = module.weight.t()
-    # Of two precisions, as in autocast, the sum has the higher one.
-    return lambda x, y: torch.addmm(x, y, weight) if x.dtype == y.dtype else x + function(y)
+    return lambda x, y: x + function(y)
 
 
 def _is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from block_recurrent.nn.bare import Function
+from block_recurrent.nn.rows import Function, times
 
 # Standard deviation of a unit normal that is cut at two deviations: what `trunc_normal_` loses is given back.
 _DEVIATION_AFTER_CUT = 0.87962566103423978
@@ -30,7 +30,7 @@ def join(*maps: nn.Linear, for_rows: bool = False) -> Function:
     """
     if all(type(map) is nn.Linear for map in maps):
         weight = torch.cat([map.weight for map in maps])
-        return partial(torch.mm, mat2=weight.t()) if for_rows else partial(F.linear, weight=weight)
+        return times(weight, copy=True) if for_rows else partial(F.linear, weight=weight)
     return lambda x: torch.cat([map(x) for map in maps], dim=-1)  # they have products of their own, as in 8 bits
 
 

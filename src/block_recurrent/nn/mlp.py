@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from block_recurrent.nn.bare import AddTo, adding, bare
+from block_recurrent.nn.bare import adding, bare
 from block_recurrent.nn.linear import linear
+from block_recurrent.nn.rows import AddTo
 
 
 class MLP(nn.Module):

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from block_recurrent.nn.bare import Function
 from block_recurrent.nn.linear import ones
+from block_recurrent.nn.rows import Function
 
 EPSILON = 1e-6
 _HALF = (torch.float16, torch.bfloat16)
