@@ -9,7 +9,9 @@ import pytest
 
 from block_recurrent.bench.contenders import FullAttentionStep, OurStep, Setting
 from block_recurrent.bench.harness import best_seconds, peak_bytes_of
+from block_recurrent.bench.steptime import TrainingStep
 from block_recurrent.cli.main import main
+from block_recurrent.presets import preset
 
 
 def rows_of(path: Path) -> list[dict]:
@@ -45,6 +47,18 @@ def test_steptime_of_a_changed_model(tmp_path: Path) -> None:
 def test_steptime_takes_settings_of_the_model_only(setting: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "steptime", "--size", "micro", "--set", setting]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_systems_that_are_only_timed_share_weights() -> None:
+    configs = [preset(system, "micro", vocab_size=50) for system in ("slide-plus", "rec-fixed-skip")]
+    common: dict = {}
+    sliding, recurrent = (TrainingStep(config, lanes=1, with_optimizer=False, common=common) for config in configs)
+    assert sliding.model.embedding.weight.data_ptr() == recurrent.model.embedding.weight.data_ptr()
+    assert sum(weight.numel() for weight in common.values()) < 1.8 * sum(p.numel() for p in sliding.model.parameters())
+    for step in (sliding, recurrent, sliding, recurrent):
+        step()
+    updated = TrainingStep(configs[0], lanes=1, with_optimizer=True, common=common)
+    assert updated.model.embedding.weight.data_ptr() != sliding.model.embedding.weight.data_ptr()
 
 
 def test_steptime_needs_a_lane(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from block_recurrent.model.memory import DocumentMemory
 
+    Weights = dict[tuple[str, tuple[int, ...]], Tensor]
+
 SUMMARY = "the time of a training step, system by system"
 EXAMPLE = "brt bench steptime --size tiny --systems slide-plus,rec-fixed-skip"
 NOTE = (
@@ -57,9 +59,9 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     configs = {name: preset(name, args.size, **given) for name in systems}
     tokens = _reference_lanes(args) * configs[REFERENCE].segment
     lanes = {name: tokens // config.segment for name, config in configs.items()}  # the same tokens for all
+    common: Weights = {}
     candidates: dict[str, Callable[[], object]] = {
-        name: TrainingStep(config, lanes[name], with_optimizer=args.size in OWN_SIZES)
-        for name, config in configs.items()
+        name: TrainingStep(config, lanes[name], args.size in OWN_SIZES, common) for name, config in configs.items()
     }
     gemms = _gemms(configs[REFERENCE], lanes[REFERENCE])
     best = best_seconds(candidates | {name: product for name, (product, _) in gemms.items()}, args.repeats + 1)
@@ -83,9 +85,13 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 class TrainingStep:
-    """Forward and backward on one segment, memory carried from call to call; an update where asked for."""
+    """Forward and backward on one segment, memory carried from call to call; an update where asked for.
 
-    def __init__(self, config: ModelConfig, lanes: int, with_optimizer: bool) -> None:
+    common: weights of other models. Without updates, those of the same name and shape are used: at 160m, models of all
+    systems beside each other would take more memory than a step.
+    """
+
+    def __init__(self, config: ModelConfig, lanes: int, with_optimizer: bool, common: Weights | None = None) -> None:
         import torch
 
         from block_recurrent.model.language_model import BlockRecurrentLM
@@ -95,6 +101,9 @@ class TrainingStep:
         torch.manual_seed(0)
         self.model = BlockRecurrentLM(config).train()
         self.optimizer = make_optimizer(self.model, OptimizerConfig()) if with_optimizer else None
+        if common is not None and self.optimizer is None:
+            for name, parameter in self.model.named_parameters():
+                parameter.data = common.setdefault((name, parameter.shape), parameter.data)
         self.tokens = torch.randint(0, config.vocab_size, (lanes, config.segment + 1))
         self.memory: DocumentMemory | None = None
 

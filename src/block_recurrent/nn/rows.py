@@ -15,9 +15,6 @@ Function = Callable[[Tensor], Tensor]
 AddTo = Callable[[Tensor, Tensor], Tensor]
 """(x, y) -> x + what becomes of y."""
 
-_VERY_FEW = 2
-"""Rows up to which reading a matrix along its outputs is faster than along its inputs (measured)."""
-
 
 def times(weight: Tensor, copy: bool = False) -> Function:
     """weight (out, in) -> the function x (rows, in) -> x @ weight.T (rows, out).
@@ -65,8 +62,8 @@ def _times_parts(weight: Tensor, copy: bool) -> Function:
     out_dim, in_dim = weight.shape
     if not copy or out_dim <= in_dim:
         return by_outputs
-    by_inputs = partial(_times_inputs, _parts_of_inputs(weight))
-    return lambda x: by_inputs(x) if x.shape[0] <= _VERY_FEW else by_outputs(x)
+    by_inputs = partial(_one_times_inputs, _parts_of_inputs(weight))
+    return lambda x: by_inputs(x) if x.shape[0] == 1 else by_outputs(x)
 
 
 def _parts_of_outputs(weight: Tensor) -> Tensor:
@@ -79,20 +76,19 @@ def _parts_of_inputs(weight: Tensor) -> Tensor:
     return weight.t().contiguous().unflatten(0, (math.gcd(weight.shape[1], torch.get_num_threads()), -1))
 
 
-# `x.shape` and not `len(x)`, which torch has in Python.
+# `x.shape` and not `len(x)`, which torch has in Python. One row is in its parts by `view` alone.
 
 
 def _times_outputs(parts: Tensor, x: Tensor) -> Tensor:
-    product = torch.bmm(x.expand(parts.shape[0], *x.shape), parts)
-    return product.transpose(0, 1).flatten(1)
+    return torch.bmm(x.expand(parts.shape[0], *x.shape), parts).transpose(0, 1).flatten(1)
 
 
-def _times_inputs(parts: Tensor, x: Tensor) -> Tensor:
-    return torch.bmm(x.view(x.shape[0], parts.shape[0], -1).transpose(0, 1), parts).sum(0)
+def _one_times_inputs(parts: Tensor, x: Tensor) -> Tensor:
+    return torch.bmm(x.view(parts.shape[0], 1, -1), parts).sum(0)
 
 
 def _add_parts(parts: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    if x.dtype != y.dtype:
+    if x.shape[0] > 1 or x.dtype != y.dtype:
         return x + _times_outputs(parts, y)
-    before = x.view(x.shape[0], parts.shape[0], -1).transpose(0, 1)
-    return torch.baddbmm(before, y.expand(parts.shape[0], *y.shape), parts).transpose(0, 1).flatten(1)
+    before = x.view(parts.shape[0], 1, -1)
+    return torch.baddbmm(before, y.expand(parts.shape[0], 1, -1), parts).view(1, -1)
