@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.accounting import cost_of
-from block_recurrent.bench.harness import best_seconds, peak_bytes_of
+from block_recurrent.bench.harness import best_seconds, make_room, peak_bytes_of
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import ConfigError, did_you_mean
 from block_recurrent.presets import SIZES, SYSTEMS, preset, preset_lanes
@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
         name: TrainingStep(config, lanes[name], args.size in OWN_SIZES, common) for name, config in configs.items()
     }
     gemms = _gemms(configs[REFERENCE], lanes[REFERENCE])
-    best = best_seconds(candidates | {name: product for name, (product, _) in gemms.items()}, args.repeats + 1)
+    products = {name: product for name, (product, _) in gemms.items()}
+    best = best_seconds(candidates | products, args.repeats + 1, clear=make_room)
     candidates.clear()
     rate = max(flops / best[name] for name, (_, flops) in gemms.items())
     costs = {name: cost_of(config).flops_per_token for name, config in configs.items()}
