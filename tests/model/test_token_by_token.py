@@ -125,6 +125,7 @@ def test_training_after_reading_in_inference_mode() -> None:
 def test_products_in_parts_change_nothing(system: str, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokens = model_of(system), torch.randint(0, 30, (lanes, 40))
     monkeypatch.setattr(rows, "_one_product_is_on_one_core", lambda weight: True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with torch.no_grad():
         logits, memory = feed(model, tokens, None)
         model.layers[0].mlp.hidden.weight.mul_(1.1)  # of which a copy may be kept

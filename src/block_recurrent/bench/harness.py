@@ -16,8 +16,8 @@ from block_recurrent.allocator import give_back_freed_memory, keep_freed_memory
 
 PACKAGES = ("block-recurrent", "torch", "numpy", "sentencepiece")
 MUCH = 0.45
-"""Of the machine's memory. On one of 24 GB most steps at 160m keep less, and so have their pages from the last one;
-after block feedback, which keeps more, the memorizing system has the room that it needs."""
+"""Of the machine's memory. On one of 24 GB a step of slide-plus at 160m keeps less, so that the next one has its pages;
+block feedback keeps more, and the memorizing system, which comes next, needs the room."""
 
 
 def best_seconds(
@@ -102,7 +102,7 @@ def resident_bytes() -> int:
 
 
 def make_room() -> None:
-    """Give freed memory back where it is most of the machine's: contenders of different shapes leave gaps in it."""
+    """Give freed memory back where it is much of the machine's: contenders of different shapes leave gaps in it."""
     if not sys.platform.startswith("linux"):
         return
     total = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()

@@ -76,7 +76,7 @@ def _parts_of_inputs(weight: Tensor) -> Tensor:
     return weight.t().contiguous().unflatten(0, (math.gcd(weight.shape[1], torch.get_num_threads()), -1))
 
 
-# `x.shape` and not `len(x)`, which torch has in Python. One row is in its parts by `view` alone.
+# `x.shape` and not `len(x)`, which torch has in Python. One row comes into parts without moving anything.
 
 
 def _times_outputs(parts: Tensor, x: Tensor) -> Tensor:
@@ -84,11 +84,11 @@ def _times_outputs(parts: Tensor, x: Tensor) -> Tensor:
 
 
 def _one_times_inputs(parts: Tensor, x: Tensor) -> Tensor:
-    return torch.bmm(x.view(parts.shape[0], 1, -1), parts).sum(0)
+    return torch.bmm(x.reshape(parts.shape[0], 1, -1), parts).sum(0)
 
 
 def _add_parts(parts: Tensor, x: Tensor, y: Tensor) -> Tensor:
     if x.shape[0] > 1 or x.dtype != y.dtype:
         return x + _times_outputs(parts, y)
-    before = x.view(parts.shape[0], 1, -1)
+    before = x.reshape(parts.shape[0], 1, -1)
     return torch.baddbmm(before, y.expand(parts.shape[0], 1, -1), parts).view(1, -1)
