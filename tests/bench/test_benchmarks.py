@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,13 @@ def test_candidates_take_turns() -> None:
     best = best_seconds({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=3)
     assert calls == ["a", "b", "b", "a", "a", "b"]
     assert set(best) == {"a", "b"}
+
+
+def test_whoever_follows_after_memory_was_given_back_runs_once_more() -> None:
+    calls: list[str] = []
+    work = {name: partial(calls.append, name) for name in "abc"}
+    best_seconds(work, rounds=1, clear=lambda: calls[-1] == "a")
+    assert calls == ["a", "b", "b", "c"]
 
 
 def _take(megabytes: int) -> None:

@@ -21,20 +21,22 @@ block feedback keeps more, and the memorizing system, which comes next, needs th
 
 
 def best_seconds(
-    candidates: Mapping[str, Callable[[], object]], rounds: int, clear: Callable[[], object] = lambda: None
+    candidates: Mapping[str, Callable[[], object]], rounds: int, clear: Callable[[], bool] = lambda: False
 ) -> dict[str, float]:
     """The best time of each candidate, in turns: whatever else the machine does hits all of them alike.
 
-    Forwards in one round and backwards in the next, so that none always follows the same one. `clear` runs after each,
-    not timed.
+    Forwards in one round and backwards in the next, so that none always follows the same one. `clear` runs after each;
+    where it says that it gave memory back, the next one runs once untimed: fetching pages anew is no part of its work.
     """
     best = dict.fromkeys(candidates, float("inf"))
-    order = list(candidates)
+    order, cleared = list(candidates), False
     for number in range(1, rounds + 1):
         for name in order if number % 2 else reversed(order):
             tell(f"round {number} of {rounds}: {name}")
+            if cleared:
+                candidates[name]()
             best[name] = min(best[name], seconds_of(candidates[name]))
-            clear()
+            cleared = clear()
     tell("")
     return best
 
@@ -101,13 +103,13 @@ def resident_bytes() -> int:
         return int(numbers.read().split()[1]) * resource.getpagesize()
 
 
-def make_room() -> None:
-    """Give freed memory back where it is much of the machine's: contenders of different shapes leave gaps in it."""
+def make_room() -> bool:
+    """Give freed memory back where it is much of the machine's, and say whether: contenders of different shapes leave
+    gaps in it."""
     if not sys.platform.startswith("linux"):
-        return
+        return False
     total = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
-    if resident_bytes() > MUCH * total:
-        give_back_freed_memory()
+    return resident_bytes() > MUCH * total and give_back_freed_memory()
 
 
 def _peak_resident_bytes() -> int:

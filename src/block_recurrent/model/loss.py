@@ -13,9 +13,9 @@ from torch import Tensor
 
 from block_recurrent.nn.norm import at_least_float32
 
-# Logits held at once: at most 64 MiB in float32, and not so few that the calls themselves cost time.
-MOST_LOGITS, FEWEST_LOGITS = 2**24, 2**20
-FEWEST_TOKENS = 256
+# Logits held at once: at most 128 MiB in float32, and not so few that the calls themselves cost time.
+MOST_LOGITS, FEWEST_LOGITS = 2**25, 2**20
+FEWEST_TOKENS = 512
 # Beyond so many nats a probability is no longer a normal float32, and its logarithm is not exact.
 EXACT_UP_TO = 80.0
 
@@ -83,7 +83,8 @@ def _one_chunk(
 def _tokens_at_once(table: Tensor) -> int:
     """As many as a vector is long: the table's gradient, which every chunk adds to, is then no larger than logits.
 
-    Products with fewer than 256 rows are slow, even where their logits would stay in the cache.
+    Products with fewer than 512 rows are slow, even where their logits would stay in the cache: the table is laid out
+    anew for each of them.
     """
     V, D = table.shape
     return max(1, min(max(D, FEWEST_TOKENS, FEWEST_LOGITS // V), MOST_LOGITS // V))

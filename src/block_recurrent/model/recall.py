@@ -160,9 +160,9 @@ class Recall:
             if best_scores.shape[-1] > neighbors:
                 kept = best_scores.topk(neighbors, sorted=False)
                 best_scores, best_slots = kept.values, best_slots.gather(-1, kept.indices)
-        written = best_scores > float("-inf")
-        found = (_take_entries(x, best_slots) * written[..., None] for x in (self._storage.keys, self._storage.values))
-        return next(found), next(found)
+        written = (best_scores > float("-inf"))[..., None]
+        keys, values = (_take_entries(x, best_slots).mul_(written) for x in (self._storage.keys, self._storage.values))
+        return keys, values
 
     def _visible(self, used: int, device: torch.device) -> Tensor:
         """(B, used): the storage slots that hold one of this value's entries."""
