@@ -21,7 +21,7 @@ block feedback keeps more, and the memorizing system, which comes next, needs th
 
 
 def best_seconds(
-    candidates: Mapping[str, Callable[[], object]], rounds: int, clear: Callable[[], bool] = lambda: False
+    candidates: Mapping[str, Callable[[], object]], rounds: int, clear: Callable[[], bool | None] = lambda: None
 ) -> dict[str, float]:
     """The best time of each candidate, in turns: whatever else the machine does hits all of them alike.
 
@@ -29,7 +29,8 @@ def best_seconds(
     where it says that it gave memory back, the next one runs once untimed: fetching pages anew is no part of its work.
     """
     best = dict.fromkeys(candidates, float("inf"))
-    order, cleared = list(candidates), False
+    order = list(candidates)
+    cleared: bool | None = False
     for number in range(1, rounds + 1):
         for name in order if number % 2 else reversed(order):
             tell(f"round {number} of {rounds}: {name}")
