@@ -147,9 +147,12 @@ class Layer(nn.Module):
         assert q is not None
         if len(views) == 1:
             return attend(q, views[0].keys, views[0].values, self._attention_dropout)
-        keys = torch.stack([view.keys for view in views], dim=2)  # (B, H, T, S, K)
-        values = torch.stack([view.values for view in views], dim=2)
-        return grid.out_of_blocks(attend(grid.into_blocks(q), keys, values, self._attention_dropout))
+        # Blocks are lanes of their own: (B * T, H, W or S, K).
+        keys = torch.stack([view.keys for view in views], dim=1).flatten(0, 1)
+        values = torch.stack([view.values for view in views], dim=1).flatten(0, 1)
+        queries = grid.into_blocks(q).transpose(1, 2).flatten(0, 1)
+        found = attend(queries, keys, values, self._attention_dropout).unflatten(0, (-1, len(views)))
+        return grid.out_of_blocks(found.transpose(1, 2))
 
     def _recall(
         self, attention: Tensor, q: Tensor, keys: Tensor, values: Tensor, recall: Recall, grid: BlockGrid

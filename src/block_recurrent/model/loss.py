@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from block_recurrent.nn.native.cross_entropy import fits, native_cross_entropy
 from block_recurrent.nn.norm import at_least_float32
 
 # Logits held at once: at most 128 MiB in float32, and not so few that the calls themselves cost time.
@@ -39,6 +40,11 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, table: Tensor, targets: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         need_hidden, need_table = ctx.needs_input_grad[:2]
+        if fits(hidden, table):
+            per_token, d_hidden, d_table = native_cross_entropy(hidden, table, targets, counts, need_hidden, need_table)
+            ctx.save_for_backward(d_hidden, d_table)
+            ctx.mark_non_differentiable(per_token)
+            return torch.where(counts, per_token, 0).sum(), per_token
         per_token = hidden.new_empty(len(hidden), dtype=at_least_float32(hidden[:0]).dtype)
         d_hidden = torch.empty_like(hidden) if need_hidden else None
         d_table = torch.zeros_like(table, dtype=per_token.dtype) if need_table else None

@@ -11,8 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from block_recurrent.nn.dropout import dropout as drop
+from block_recurrent.nn.native import usable_for
+from block_recurrent.nn.native.attention import FEWEST_QUERIES, native_attend, native_window_attention
 from block_recurrent.nn.norm import at_least_float32
 from block_recurrent.nn.tiles import spread_over_tile, tiled_window_attention
+
+LARGE = 2**23
+"""So many attention weights don't stay in the caches: the kernel, which makes them twice, is then faster than torch."""
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -31,6 +36,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
     """Every query over every key: no mask, no bias. Leading axes are batch axes."""
     if q.device.type != "cpu":
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=1.0)
+    if q.ndim == 4 and q.numel() // q.shape[-1] * k.shape[-2] >= LARGE and usable_for(q):
+        return native_attend(q, k, v, dropout)
     # Three plain steps: at our sizes faster than SDPA on a CPU, whose backward pass computes the logits again.
     weights = drop(at_least_float32(q @ k.transpose(-1, -2)).softmax(-1), dropout)
     return weights.to(v.dtype) @ v
@@ -49,6 +56,8 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: flo
     if num_queries == 0:
         return torch.zeros_like(q)
     k, v = k[:, :, first:], v[:, :, first:]
+    if num_queries >= FEWEST_QUERIES and usable_for(q):
+        return native_window_attention(q, k, v, bias, dropout)
     if q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64):
         return tiled_window_attention(q, k, v, bias, dropout)
     return plain_window_attention(q, k, v, bias, dropout)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from block_recurrent.nn.linear import ones
+from block_recurrent.nn.native import usable_for
+from block_recurrent.nn.native.norm import FEWEST_ROWS, MULTIPLE, native_norm
 from block_recurrent.nn.rows import Function
 
 EPSILON = 1e-6
@@ -33,6 +35,9 @@ class RMSNorm(nn.Module):
         self.weight = ones(width)
 
     def forward(self, x: Tensor) -> Tensor:
+        D = x.shape[-1]
+        if _native_for(x, x.numel() // D):
+            return native_norm(x.reshape(1, 1, -1, D), self.weight.view(1, D), 1 / D, EPSILON).view(x.shape)
         return _in_full(_RMSNorm.apply if torch.is_grad_enabled() else _rms_norm, x, self.weight)
 
     def bare(self) -> Function:
@@ -42,7 +47,15 @@ class RMSNorm(nn.Module):
 
 def unit_length(x: Tensor, scale: Tensor | None = None) -> Tensor:
     """x (B, H, N, K) over its length along the last axis, times a scale (H, 1, 1) per head: keys and queries."""
+    if x.ndim == 4 and _native_for(x, x.shape[2]):
+        H, K = x.shape[1], x.shape[3]
+        weight = x.new_ones(H, K) if scale is None else scale.view(H, 1).expand(H, K)
+        return native_norm(x, weight, 1.0, EPSILON)
     return _in_full(_UnitLength.apply if torch.is_grad_enabled() else _unit_length, x, scale)
+
+
+def _native_for(x: Tensor, rows: int) -> bool:
+    return rows >= FEWEST_ROWS and x.shape[-1] % MULTIPLE == 0 and usable_for(x)
 
 
 def _in_full(norm: Callable[[Tensor, Any], Tensor], x: Tensor, factor: Tensor | None) -> Tensor:
