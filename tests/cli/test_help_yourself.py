@@ -17,6 +17,7 @@ def test_doctor_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(facts) == {"versions", "machine", "choices", "speed", "extras"}
     assert facts["choices"]["--dtype auto"] in ("float32", "bfloat16")
     assert facts["machine"]["threads of torch"] >= 1
+    assert facts["choices"]["kernels in C"].startswith(("in use", "missing"))
     assert "GFLOP/s" in next(iter(facts["speed"].values()))
     assert main(["doctor"]) == 0
     assert "versions:\n" in capsys.readouterr().out

@@ -47,6 +47,7 @@ def _facts() -> dict[str, dict[str, Any]]:
 
     from block_recurrent import __version__
     from block_recurrent.bench.harness import machine
+    from block_recurrent.nn.native import library
     from block_recurrent.runtime import pick_device, pick_dtype
 
     device = pick_device("auto")
@@ -72,6 +73,9 @@ def _facts() -> dict[str, dict[str, Any]]:
             "freed memory": "is kept for the next tensor"
             if kept
             else "goes back to the system: this C library decides",
+            "kernels in C": "in use"
+            if library()
+            else "missing: torch does their work; install again with gcc on Linux, for a processor with AVX2",
         },
         "speed": {f"matrix product, {GEMM} cubed, float32": f"{_gemm_rate(device) / 1e9:,.0f} GFLOP/s (best of 5)"},
         "extras": {

@@ -64,6 +64,6 @@ def function(name: str, *arguments: type) -> ctypes._NamedFuncPointer:
 
 
 def _shares_threads_with_torch() -> bool:
-    """Whether this process has one OpenMP library only: with two, each has its own threads, which wait for each other."""
+    """Whether this process has one OpenMP library only: with two, each would have threads of its own."""
     maps = Path("/proc/self/maps").read_text()
     return len(set(re.findall(r"\S*/lib[gi]?omp[^/\s]*", maps))) == 1

@@ -1,0 +1,225 @@
+"""The kernels in C against torch in float64: values, gradients, dropout, odd shapes."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+
+import pytest
+import torch
+
+from block_recurrent import BlockRecurrentLM, preset
+from block_recurrent.model.loss import cross_entropy
+from block_recurrent.nn import native
+from block_recurrent.nn.attention import attend, plain_window_attention
+from block_recurrent.nn.native import attention as native_attention_module
+from block_recurrent.nn.native import cross_entropy as native_loss_module
+from block_recurrent.nn.native import norm as native_norm_module
+from block_recurrent.nn.native.attention import native_attend, native_window_attention
+from block_recurrent.nn.native.cross_entropy import native_cross_entropy
+from block_recurrent.nn.native.norm import native_norm
+from block_recurrent.nn.norm import EPSILON
+
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+OLDER = {"AVX512": ["AVX512", "AVX2"], "AVX2": ["AVX2"]}
+
+
+def forget_library():
+    native.library.cache_clear()
+    native_attention_module._forward.cache_clear()
+    native_attention_module._backward.cache_clear()
+    native_norm_module._forward.cache_clear()
+    native_norm_module._backward.cache_clear()
+    native_loss_module._kernel.cache_clear()
+
+
+@pytest.fixture(params=OLDER.get(CAPABILITY, ["none"]))
+def build(request, monkeypatch):
+    """Every build that this processor can run."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
+    forget_library()
+    if native.library() is None:
+        pytest.skip(f"there are no kernels for {request.param} in this installation (brt doctor)")
+    yield request.param
+    forget_library()
+
+
+@pytest.mark.skipif(
+    platform.system() != "Linux" or CAPABILITY not in OLDER or shutil.which("gcc") is None,
+    reason="kernels are compiled with gcc, on Linux, for AVX2 and AVX-512",
+)
+def test_the_installation_has_compiled_them():
+    assert native.library() is not None
+
+
+def tensors(*shapes):
+    torch.manual_seed(0)
+    return [torch.randn(shape).requires_grad_() for shape in shapes]
+
+
+def check(function, reference, given, tolerance=2e-5):
+    """Values, and gradients of a random sum, beside those of the reference in float64."""
+    precise = [x.detach().double().requires_grad_() for x in given]
+    found, expected = function(*given), reference(*precise)
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+    weights = torch.randn_like(found)
+    ours = torch.autograd.grad((found * weights).sum(), given)
+    theirs = torch.autograd.grad((expected * weights.double()).sum(), precise)
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        scale = max(1.0, other.abs().max().item())
+        torch.testing.assert_close(
+            one.double() / scale, other / scale, atol=tolerance, rtol=0, msg=lambda text, n=number: f"input {n}: {text}"
+        )
+
+
+# B, H, N, W, K: fewer and more queries than a window and than a tile of 48; nothing that divides anything.
+SHAPES = [
+    (1, 1, 1, 1, 1),
+    (2, 3, 5, 7, 4),
+    (2, 3, 64, 16, 12),
+    (1, 2, 49, 500, 16),
+    (2, 2, 333, 64, 32),
+    (1, 2, 300, 37, 65),
+    (1, 1, 1300, 130, 20),
+    (3, 2, 48, 48, 128),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_window_attention(build, shape):
+    B, H, N, W, K = shape
+    given = tensors((B, H, N, K), (B, H, W + N, K), (B, H, W + N, K), (H, W))
+    check(lambda *x: native_window_attention(*x, 0.0), plain_window_attention, given)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_attention_over_all_keys(build, shape):
+    B, H, N, M, K = shape
+    check(lambda *x: native_attend(*x, 0.0), attend, tensors((B, H, N, K), (B, H, M, K), (B, H, M, K)))
+
+
+def test_views_of_other_tensors(build):
+    """Queries that are part of a larger projection, keys that are part of a tape, values turned around."""
+    joint, k, v, bias = tensors((2, 70, 9, 8), (2, 3, 200, 8), (2, 3, 8, 90), (3, 20))
+
+    def attention(function):
+        def of(joint, k, v, bias):
+            q = joint.transpose(1, 2)[:, 3:6]
+            return function(q, k[:, :, 50:140], v.transpose(2, 3), bias)
+
+        return of
+
+    check(
+        attention(lambda *x: native_window_attention(*x, 0.0)),
+        attention(plain_window_attention),
+        [joint, k, v, bias],
+    )
+
+
+def test_dropout_is_the_same_in_both_passes_and_at_its_rate(build):
+    """With values that are rows of a unit matrix, the results are the weights themselves, so the mask can be seen."""
+    rate, (q, k, bias) = 0.25, tensors((4, 3, 64, 96), (4, 3, 96, 96), (3, 32))
+    v = torch.eye(96).expand(4, 3, 96, 96).clone().requires_grad_()
+    torch.manual_seed(1)
+    dropped = native_window_attention(q, k, v, bias, rate)
+    whole = native_window_attention(q, k, v, bias, 0.0)
+    mask = torch.where(whole > 0, dropped / whole, 0.0).detach()
+    kept = mask[whole > 0]
+    assert torch.all((kept == 0) | ((kept - 1 / (1 - rate)).abs() < 1e-4))
+    assert abs((kept == 0).double().mean().item() - rate) < 4 * (rate * (1 - rate) / len(kept)) ** 0.5
+    weights = torch.randn_like(whole)
+    ours = torch.autograd.grad((dropped * weights).sum(), (q, k, bias))
+    theirs = torch.autograd.grad((whole * mask * weights).sum(), (q, k, bias))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    torch.manual_seed(1)
+    assert torch.equal(native_window_attention(q, k, v, bias, rate), dropped)
+    assert not torch.equal(native_window_attention(q, k, v, bias, rate), dropped)
+
+
+def test_not_a_number_stays_in_its_lane(build):
+    q, k, v, bias = tensors((2, 1, 60, 16), (2, 1, 80, 16), (2, 1, 80, 16), (1, 20))
+    with torch.no_grad():
+        q[0, 0, 30, 0] = float("nan")
+    out = native_window_attention(q, k, v, bias, 0.0)
+    assert out[0, 0, 30].isnan().all()
+    assert out.isfinite().sum() == out.numel() - 16
+
+
+def test_far_keys_count_for_nothing(build):
+    """Whatever stands before the window and after a query: not a bit changes."""
+    q, k, v, bias = (x.detach() for x in tensors((1, 2, 100, 16), (1, 2, 137, 16), (1, 2, 137, 16), (2, 37)))
+    before = native_window_attention(q, k, v, bias, 0.0)
+    k[:, :, 37 + 50 :], v[:, :, 37 + 50 :] = 1e4, 1e30
+    k[:, :, :20], v[:, :, :20] = 1e4, 1e30
+    after = native_window_attention(q, k, v, bias, 0.0)
+    assert torch.equal(after[:, :, 20:51], before[:, :, 20:51])
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3, 16), (2, 5, 7, 32), (1, 3, 100, 48)], ids=str)
+def test_norm(build, shape):
+    def reference(x, weight):
+        return x * weight[:, None] / (0.5 * x.square().sum(-1, keepdim=True) + EPSILON).sqrt()
+
+    given = tensors(shape, (shape[1], shape[3]))
+    check(lambda x, weight: native_norm(x, weight, 0.5, EPSILON), reference, given)
+
+
+# Tokens, D, V: chunks of 512 tokens, slabs of 240 pieces.
+LOSSES = [(1, 16, 1), (5, 16, 7), (700, 32, 257), (513, 64, 1001), (40, 48, 240), (9, 16, 2000)]
+
+
+@pytest.mark.parametrize("shape", LOSSES, ids=str)
+@pytest.mark.parametrize("need", [(True, True), (True, False), (False, True), (False, False)], ids=str)
+def test_cross_entropy(build, shape, need):
+    N, D, V = shape
+    hidden, table = tensors((N, D), (V, D))
+    targets, counts = torch.randint(V, (N,)), torch.rand(N) > 0.2
+    found = native_cross_entropy(hidden.detach(), table.detach(), targets, counts, *need)
+    precise = [x.detach().double().requires_grad_() for x in (hidden, table)]
+    expected = cross_entropy(*precise, targets, counts)
+    torch.testing.assert_close(found.losses.double(), expected.per_token, atol=2e-5, rtol=1e-5)
+    wanted = torch.autograd.grad(expected.total, precise)
+    for ours, theirs, needed in zip(found[1:], wanted, need, strict=True):
+        assert (ours is not None) == needed
+        if ours is not None:
+            torch.testing.assert_close(ours.double(), theirs, atol=5e-5, rtol=1e-4)
+
+
+def test_cross_entropy_of_very_unlikely_tokens(build):
+    """Where the probability itself would be rounded to nothing."""
+    hidden, table = torch.full((3, 16), 10.0), torch.zeros(5000, 16)
+    table[7] = 10.0
+    found = native_cross_entropy(hidden, table, torch.tensor([7, 0, 4999]), torch.ones(3).bool(), True, True)
+    torch.testing.assert_close(found.losses, torch.tensor([0.0, 1600.0, 1600.0]))
+    assert found.d_table is not None
+    assert found.d_table.isfinite().all()
+
+
+def test_the_same_bits_again(build):
+    """Training goes on bit for bit where it stopped: sums must not depend on which thread was first."""
+    hidden, table = (x.detach() for x in tensors((600, 32), (9001, 32)))
+    targets, counts = torch.randint(9001, (600,)), torch.ones(600).bool()
+    first, second = (native_cross_entropy(hidden, table, targets, counts, True, True) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("system", ["rec-fixed-skip", "feedback-lstm-single", "memorizing"])
+def test_a_model_without_kernels_gives_the_same(system, monkeypatch):
+    """Also the way of those who have no compiler."""
+    torch.manual_seed(0)
+    model = BlockRecurrentLM(preset(system, "micro", vocab_size=5000, memory_neighbors=64)).eval()
+    tokens = torch.randint(5000, (2, 129))
+
+    def run():
+        model.zero_grad()
+        loss = model.loss(tokens[:, :-1], tokens[:, 1:])
+        loss.sum.backward()
+        return loss, [p.grad for p in model.parameters()]
+
+    with_kernels = run()
+    monkeypatch.setattr(native, "library", lambda: None)
+    without = run()
+    torch.testing.assert_close(with_kernels[0].per_token, without[0].per_token, atol=1e-4, rtol=1e-5)
+    for one, other in zip(with_kernels[1], without[1], strict=True):
+        torch.testing.assert_close(one, other, atol=2e-3, rtol=1e-3)
