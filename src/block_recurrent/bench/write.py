@@ -9,7 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from block_recurrent.bench.contenders import DEPTH, VOCABULARY, WIDTH, Setting, gpt2_model, our_config, peer_model
+from block_recurrent.bench.contenders import (
+    DEPTH,
+    VOCABULARY,
+    WIDTH,
+    Setting,
+    extra,
+    gpt2_model,
+    our_config,
+    peer_model,
+)
 from block_recurrent.bench.harness import resident_bytes, seconds_of
 from block_recurrent.errors import ConfigError
 
@@ -76,12 +85,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of every part asked for."""
-    rows = []
-    for part in args.parts.split(","):
+    parts = args.parts.split(",")
+    for part in parts:  # before the first one begins
         if part not in PARTS:
             raise ConfigError(f"there is no part '{part}': known are {', '.join(PARTS)}")
-        rows += PARTS[part](args)
-    return rows
+        if part in NEEDED:
+            extra(NEEDED[part], "peers")
+    return [row for part in parts for row in PARTS[part](args)]
 
 
 def _by_position(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -147,6 +157,10 @@ PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
     "peer": _beside_peer,
     "gpt2": _beside_gpt2,
 }
+
+
+NEEDED = {"peer": "block_recurrent_transformer_pytorch", "gpt2": "transformers"}
+"""What a part imports beside this package."""
 
 
 class _Ours:
