@@ -12,6 +12,7 @@ from block_recurrent.bench.contenders import FullAttentionStep, OurStep, Setting
 from block_recurrent.bench.harness import best_seconds, peak_bytes_of
 from block_recurrent.bench.steptime import TrainingStep
 from block_recurrent.cli.main import main
+from block_recurrent.nn.native import library
 from block_recurrent.presets import preset
 
 
@@ -42,6 +43,15 @@ def test_steptime_of_a_changed_model(tmp_path: Path) -> None:
         json.loads((tmp_path / name).read_text())["rows"][0]["flop_ratio"] for name in ("a.json", "b.json")
     )
     assert changed != plain
+
+
+@pytest.mark.skipif(library() is None, reason="this installation has no kernels (brt doctor)")
+def test_kernels(tmp_path: Path) -> None:
+    command = "bench kernels --size micro --repeats 1 --vocab-size 50 --json"
+    assert main([*command.split(), str(tmp_path / "x.json")]) == 0
+    rows = rows_of(tmp_path / "x.json")
+    assert [row["what"] for row in rows] == ["attention", "norm", "cross-entropy", "step"]
+    assert all(row["speedup"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize(("setting", "told"), [("train.lanes=3", "'train'"), ("model.windw=3", "window")])

@@ -205,7 +205,7 @@ def test_the_same_bits_again(build):
 
 
 @pytest.mark.parametrize("system", ["rec-fixed-skip", "feedback-lstm-single", "memorizing"])
-def test_a_model_without_kernels_gives_the_same(system, monkeypatch):
+def test_a_model_without_kernels_gives_the_same(system):
     """Also the way of those who have no compiler."""
     torch.manual_seed(0)
     model = BlockRecurrentLM(preset(system, "micro", vocab_size=5000, memory_neighbors=64)).eval()
@@ -218,8 +218,8 @@ def test_a_model_without_kernels_gives_the_same(system, monkeypatch):
         return loss, [p.grad for p in model.parameters()]
 
     with_kernels = run()
-    monkeypatch.setattr(native, "library", lambda: None)
-    without = run()
+    with native.switched_off():
+        without = run()
     torch.testing.assert_close(with_kernels[0].per_token, without[0].per_token, atol=1e-4, rtol=1e-5)
     for one, other in zip(with_kernels[1], without[1], strict=True):
         torch.testing.assert_close(one, other, atol=2e-3, rtol=1e-3)

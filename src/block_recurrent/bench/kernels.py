@@ -1,0 +1,80 @@
+"""`brt bench kernels`: the kernels in C beside the torch code that does their work otherwise."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from block_recurrent.bench.harness import best_seconds
+from block_recurrent.config import ModelConfig
+from block_recurrent.errors import ConfigError
+from block_recurrent.presets import SIZES, preset, preset_lanes
+
+SUMMARY = "the kernels in C beside torch, each alone and in a training step"
+EXAMPLE = "brt bench kernels --size tiny"
+NOTE = (
+    "Forward and backward, both sides in turns, best of the repeats, at the shapes that one layer of rec-fixed-skip "
+    "has in a training step (attention, norm), that its loss has (cross-entropy), and of the whole step. speedup: "
+    "torch over kernels. A kernel that would be slower than torch at a size is not used there: the speedup is then "
+    "about 1."
+)
+SYSTEM = "rec-fixed-skip"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)} (tiny)")
+    parser.add_argument("--lanes", type=int, help="lanes (the preset's for tiny and small, else 1)")
+    parser.add_argument("--vocab-size", type=int, default=32000, help="V (32000)")
+    parser.add_argument("--repeats", type=int, default=5, help="the best of so many (5)")
+
+
+def run(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row for each kernel, and one for the step."""
+    from block_recurrent.nn.native import library, switched_off
+
+    if library() is None:
+        raise ConfigError("this installation has no kernels to measure: 'brt doctor' says why")
+    config = preset(SYSTEM, args.size, vocab_size=args.vocab_size, dropout=0.0, attention_dropout=0.0)
+    lanes = args.lanes or (preset_lanes(SYSTEM, args.size) if args.size in ("tiny", "small") else 1)
+    rows = []
+    for name, work in _works(config, lanes).items():
+
+        def without(work: Callable[[], object] = work) -> None:
+            with switched_off():
+                work()
+
+        best = best_seconds({"kernels": work, "torch": without}, args.repeats + 1)
+        row = {"what": name, "kernels_seconds": round(best["kernels"], 5), "torch_seconds": round(best["torch"], 5)}
+        rows.append(row | {"speedup": round(best["torch"] / best["kernels"], 3)})
+    return rows
+
+
+def _works(config: ModelConfig, lanes: int) -> dict[str, Callable[[], object]]:
+    import torch
+
+    from block_recurrent.bench.steptime import TrainingStep
+    from block_recurrent.model.loss import cross_entropy
+    from block_recurrent.nn.attention import window_attention
+    from block_recurrent.nn.norm import RMSNorm
+
+    torch.manual_seed(0)
+    N, W, H, K, D = config.segment, config.window, config.num_heads, config.head_dim, config.d_model
+    q, k, v = (torch.randn(lanes, H, length, K, requires_grad=True) for length in (N, W + N, W + N))
+    bias = torch.randn(H, W, requires_grad=True)
+    x, norm = torch.randn(lanes, N, D, requires_grad=True), RMSNorm(D)
+    hidden = (torch.randn(lanes * N, D) / D**0.5).requires_grad_()
+    table = torch.randn(config.vocab_size, D, requires_grad=True)
+    targets = torch.randint(config.vocab_size, (lanes * N,))
+
+    def attention() -> None:
+        torch.autograd.grad(window_attention(q, k, v, bias).sum(), (q, k, v, bias))
+
+    def normalise() -> None:
+        torch.autograd.grad(norm(x).sum(), (x, norm.weight))
+
+    def loss() -> None:
+        torch.autograd.grad(cross_entropy(hidden, table, targets, targets >= 0).total, (hidden, table))
+
+    step = TrainingStep(config, lanes, with_optimizer=False)
+    return {"attention": attention, "norm": normalise, "cross-entropy": loss, "step": step}
