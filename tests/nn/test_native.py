@@ -18,7 +18,7 @@ from block_recurrent.nn.native import norm as native_norm_module
 from block_recurrent.nn.native.attention import native_attend, native_window_attention
 from block_recurrent.nn.native.cross_entropy import native_cross_entropy
 from block_recurrent.nn.native.norm import native_norm
-from block_recurrent.nn.norm import EPSILON
+from block_recurrent.nn.norm import EPSILON, values_and_units
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 OLDER = {"AVX512": ["AVX512", "AVX2"], "AVX2": ["AVX2"]}
@@ -163,6 +163,21 @@ def test_norm(build, shape):
 
     given = tensors(shape, (shape[1], shape[3]))
     check(lambda x, weight: native_norm(x, weight, 0.5, EPSILON), reference, given)
+
+
+def test_values_and_units(build):
+    """Values as they are; keys and two kinds of queries at unit length times their scales."""
+
+    def all_parts(function):
+        return lambda joint, scales: torch.cat(function(joint.transpose(1, 2), scales), dim=1)
+
+    def reference(heads, scales):
+        values, others = heads[:, :3], heads[:, 3:]
+        return values, others * scales / (others.square().sum(-1, keepdim=True) + EPSILON).sqrt()
+
+    given = tensors((2, 70, 9, 16), (6, 1, 1))
+    assert [len(part[0]) for part in values_and_units(given[0].transpose(1, 2), given[1])] == [3, 3, 3]
+    check(all_parts(values_and_units), all_parts(reference), given)
 
 
 # Tokens, D, V: chunks of 512 tokens, slabs of 240 pieces.

@@ -15,7 +15,7 @@ from block_recurrent.nn.attention import attend, merge_heads, split_heads
 from block_recurrent.nn.gates import GATES, Gate
 from block_recurrent.nn.kept import Watch
 from block_recurrent.nn.linear import join, linear, normal, ones
-from block_recurrent.nn.norm import RMSNorm, unit_length
+from block_recurrent.nn.norm import RMSNorm, values_and_units
 from block_recurrent.nn.rows import Function
 
 
@@ -72,8 +72,7 @@ class RecurrentCell(nn.Module):
         H, (projection, scales) = self.num_heads, prepared or self._prepare()
         # The IDs come after the norm, so that states differ from each other whatever they hold (paper, section 3.2).
         heads = split_heads(projection(self.norm(state) + self.state_ids), 4 * H)
-        to_normalise, values = heads.split([3 * H, H], dim=1)
-        keys, self_queries, token_queries = unit_length(to_normalise, scales).split(H, dim=1)
+        values, keys, self_queries, token_queries = values_and_units(heads, scales)
         return StateView(keys, values, self_queries, token_queries)
 
     def kept_view(self, kept: KeptView | None, state: Tensor) -> StateView | None:
@@ -120,7 +119,7 @@ class RecurrentCell(nn.Module):
         return _Prepared(join(*self._maps()), torch.cat(scales).view(-1, 1, 1))
 
     def _maps(self) -> tuple[nn.Linear, ...]:
-        return self.to_keys, self.to_self_queries, self.to_token_queries, self.to_values
+        return self.to_values, self.to_keys, self.to_self_queries, self.to_token_queries
 
     def _present(self) -> Watch:
         """On the cell as it is; another one after every change."""

@@ -19,7 +19,7 @@ from block_recurrent.nn.dropout import dropout
 from block_recurrent.nn.kept import Kept
 from block_recurrent.nn.linear import join, linear, ones, zeros
 from block_recurrent.nn.mlp import MLP
-from block_recurrent.nn.norm import RMSNorm, unit_length
+from block_recurrent.nn.norm import RMSNorm, values_and_units
 from block_recurrent.nn.position import PositionBias
 from block_recurrent.nn.rows import AddTo, Function
 
@@ -136,10 +136,8 @@ class Layer(nn.Module):
 
     def _project_tokens(self, h: Tensor, prepared: _Prepared) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """(B, N, D) -> keys, queries, values and queries to the states, (B, H, N, K) each."""
-        H, to_scale = self.config.num_heads, prepared.scales.shape[0]
-        heads = split_heads(prepared.projection(h), H + to_scale)
-        values, others = heads.split_with_sizes([H, to_scale], dim=1)
-        keys, queries, *state_queries = unit_length(others, prepared.scales).chunk(to_scale // H, dim=1)
+        heads = split_heads(prepared.projection(h), self.config.num_heads + prepared.scales.shape[0])
+        values, keys, queries, *state_queries = values_and_units(heads, prepared.scales)
         return keys, queries, values, state_queries[0] if state_queries else None
 
     def _read_states(self, q: Tensor | None, views: list[StateView], grid: BlockGrid) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from block_recurrent.nn.linear import ones
 from block_recurrent.nn.native import usable_for
-from block_recurrent.nn.native.norm import FEWEST_ROWS, MULTIPLE, native_norm
+from block_recurrent.nn.native.norm import FEWEST_ROWS, MULTIPLE, native_norm, native_values_and_units
 from block_recurrent.nn.rows import Function
 
 EPSILON = 1e-6
@@ -52,6 +52,16 @@ def unit_length(x: Tensor, scale: Tensor | None = None) -> Tensor:
         weight = x.new_ones(H, K) if scale is None else scale.view(H, 1).expand(H, K)
         return native_norm(x, weight, 1.0, EPSILON)
     return _in_full(_UnitLength.apply if torch.is_grad_enabled() else _unit_length, x, scale)
+
+
+def values_and_units(heads: Tensor, scales: Tensor) -> tuple[Tensor, ...]:
+    """Several times H heads (B, ..., N, K), scales (..., 1, 1) for all but the first H -> those first H as they are,
+    then each H of the others at unit length times their scales: values, then keys and queries."""
+    H = heads.shape[1] - len(scales)
+    if _native_for(heads, heads.shape[2]):
+        return native_values_and_units(heads, scales, EPSILON)
+    values, others = heads.split_with_sizes([H, len(scales)], dim=1)
+    return values, *unit_length(others, scales).split(H, dim=1)
 
 
 def _native_for(x: Tensor, rows: int) -> bool:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _BUILDS = {"AVX512": "_avx512", "AVX2": "_avx2"}
 """For each kind of processor, as torch calls it, the library in this folder."""
@@ -39,8 +39,8 @@ def with_rows(x: Tensor) -> Tensor:
 
 
 def usable_for(x: Tensor) -> bool:
-    """Whether there are kernels for such a tensor."""
-    fitting = x.is_cpu and x.dtype == torch.float32
+    """Whether there are kernels for such a tensor; sharded weights and the like are tensors of another type."""
+    fitting = type(x) in (Tensor, nn.Parameter) and x.is_cpu and x.dtype == torch.float32
     return fitting and not (_switched_off or torch.compiler.is_compiling()) and library() is not None
 
 

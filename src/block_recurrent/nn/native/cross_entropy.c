@@ -10,10 +10,10 @@
 
 #include "vectors.h"
 
-#define CHUNK 512              /* tokens: a multiple of TILE */
-#define TILE 32                /* tokens whose logits are made together: a multiple of ROWS */
-#define SLAB 240               /* pieces of the vocabulary: a multiple of PANEL */
-#define GROUP 16               /* pieces: exponentials of a slab are kept as (SLAB / GROUP, CHUNK, GROUP), by whole cache lines */
+#define CHUNK 512 /* tokens: a multiple of TILE */
+#define TILE 32   /* tokens whose logits are made together: a multiple of ROWS */
+#define SLAB 240  /* pieces of the vocabulary: a multiple of PANEL */
+#define GROUP 16  /* pieces: exponentials of a slab are kept as (SLAB / GROUP, CHUNK, GROUP), by whole cache lines */
 
 #ifdef __AVX512F__
 #define STREAM(to, x) _mm512_stream_ps(to, (__m512)(x))
@@ -66,6 +66,7 @@ static void put_away(const float *tile, int tokens, int there, float *slab, int 
         for (int piece = 0; piece < there; piece += LANES)
             STREAM(slab + ((int64_t)(piece / GROUP) * CHUNK + token + i) * GROUP + piece % GROUP,
                    *(const vector *)(tile + i * SLAB + piece));
+    _mm_sfence(); /* whoever reads them next must see them */
 }
 
 /* hidden (N, D), table (V, D), targets (N) -> losses (N), and the gradients of the sum of counts * losses, counts (N)
@@ -85,11 +86,13 @@ void cross_entropy(Problem p, const float *hidden, const float *table, const int
         const int tokens = smaller(CHUNK, p.N - begin), whole = rounded_up(tokens, ROWS);
         memcpy(x, hidden + (int64_t)begin * D, (size_t)tokens * D * sizeof(float));
         memset(x + (int64_t)tokens * D, 0, (size_t)(whole - tokens) * D * sizeof(float));
+        for (int t = 0; t < p.threads; t++) { /* all of them: there may come fewer threads than were asked for */
+            for (int i = 0; i < CHUNK; i++) parts[t].most[i] = -INFINITY, parts[t].sum[i] = 0.0f;
+            memset(parts[t].d_hidden, 0, (size_t)CHUNK * D * sizeof(float));
+        }
 #pragma omp parallel num_threads(p.threads)
         {
             Part *part = parts + omp_get_thread_num();
-            for (int i = 0; i < CHUNK; i++) part->most[i] = -INFINITY, part->sum[i] = 0.0f;
-            memset(part->d_hidden, 0, (size_t)CHUNK * D * sizeof(float));
             /* Which thread has which slabs is always the same: so are the sums, to the last bit. */
 #pragma omp for schedule(static)
             for (int slab = 0; slab < slabs; slab++) {

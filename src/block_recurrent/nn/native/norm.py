@@ -22,25 +22,67 @@ def native_norm(x: Tensor, weight: Tensor, share: float, epsilon: float) -> Tens
     return _NativeNorm.apply(x, weight, share, epsilon)
 
 
+def native_values_and_units(heads: Tensor, scales: Tensor, epsilon: float) -> tuple[Tensor, ...]:
+    """As `norm.values_and_units`. The gradients are written side by side: torch would join and copy them."""
+    return _NativeValuesAndUnits.apply(heads, scales.view(-1, 1).expand(-1, heads.shape[-1]), epsilon)
+
+
 class _NativeNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, share: float, epsilon: float) -> Tensor:
         x, weight = with_rows(x), weight.contiguous()
-        B, H, N, K = x.shape
-        ctx.shape = _Norm(B, H, N, K, share, epsilon, torch.get_num_threads())
-        y = x.new_empty(B, N, H, K).transpose(1, 2)
-        _forward()(ctx.shape, TensorArgument.of(x), weight.data_ptr(), TensorArgument.of(y))
         ctx.save_for_backward(x, weight)
-        return y
+        ctx.constants = share, epsilon
+        return _normalised(x, weight, share, epsilon)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, weight = ctx.saved_tensors
-        B, H, N, K = x.shape
-        dx, d_weights = x.new_empty(B, N, H, K).transpose(1, 2), x.new_empty(ctx.shape.threads, H, K)
-        given, wanted = TensorArgument.of(with_rows(grads[0])), TensorArgument.of(dx)
-        _backward()(ctx.shape, TensorArgument.of(x), weight.data_ptr(), given, wanted, d_weights.data_ptr())
-        return dx, d_weights.sum(0), None, None
+        dx = _tokens_first(x)
+        return dx, _backward_into(dx, x, weight, grads[0], *ctx.constants), None, None
+
+
+class _NativeValuesAndUnits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, ...]:
+        heads, weight = with_rows(heads), weight.contiguous()
+        ctx.save_for_backward(heads, weight)
+        ctx.epsilon = epsilon
+        H = heads.shape[1] - len(weight)
+        parts = zip(heads[:, H:].split(H, dim=1), weight.split(H), strict=True)
+        return heads[:, :H], *(_normalised(x, part_weight, 1.0, epsilon) for x, part_weight in parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        heads, weight = ctx.saved_tensors
+        H = heads.shape[1] - len(weight)
+        d_heads = _tokens_first(heads)
+        d_values, *d_parts = d_heads.split(H, dim=1)
+        d_values.copy_(grads[0])
+        parts = zip(d_parts, heads[:, H:].split(H, dim=1), weight.split(H), grads[1:], strict=True)
+        return d_heads, torch.cat([_backward_into(*part, 1.0, ctx.epsilon) for part in parts]), None
+
+
+def _tokens_first(like: Tensor) -> Tensor:
+    """Room for (B, H, N, K) with the heads of a token side by side, as products with weights have them."""
+    B, H, N, K = like.shape
+    return like.new_empty(B, N, H, K).transpose(1, 2)
+
+
+def _normalised(x: Tensor, weight: Tensor, share: float, epsilon: float) -> Tensor:
+    y = _tokens_first(x)
+    shape = _Norm(*x.shape, share, epsilon, torch.get_num_threads())
+    _forward()(shape, TensorArgument.of(x), weight.data_ptr(), TensorArgument.of(y))
+    return y
+
+
+def _backward_into(dx: Tensor, x: Tensor, weight: Tensor, dy: Tensor, share: float, epsilon: float) -> Tensor:
+    """Writes the gradient of x into `dx`, and returns that of the weight."""
+    shape, dy = _Norm(*x.shape, share, epsilon, torch.get_num_threads()), with_rows(dy)
+    d_weights = x.new_empty(shape.threads, *weight.shape)
+    tensors = (TensorArgument.of(dy), TensorArgument.of(dx), d_weights.data_ptr())
+    _backward()(shape, TensorArgument.of(x), weight.data_ptr(), *tensors)
+    return d_weights.sum(0)
 
 
 class _Norm(ctypes.Structure):
