@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from block_recurrent.bench.contenders import FullAttentionStep, OurStep, Setting
+from block_recurrent.bench import write
+from block_recurrent.bench.contenders import FullAttentionStep, OurStep, Setting, extra
 from block_recurrent.bench.harness import best_seconds, peak_bytes_of
 from block_recurrent.bench.steptime import TrainingStep
 from block_recurrent.cli.main import main
@@ -157,3 +158,21 @@ def test_a_table_as_markdown(tmp_path: Path) -> None:
     text = (tmp_path / "x.md").read_text()
     assert "| slide |" in text
     assert "torch" in text
+
+
+def test_a_missing_package_is_named_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(write.NEEDED, "peer", "a_package_that_nobody_has")
+    monkeypatch.setitem(write.PARTS, "limit", lambda args: pytest.fail("began before it looked"))
+    assert main(["bench", "write", "--parts", "limit,peer"]) == 2
+    assert "a-package-that-nobody-has needs the optional extra 'peers'" in capsys.readouterr().err
+
+
+def test_a_package_that_lacks_something_itself_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_broken_package.py").write_text("import another_that_nobody_has\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match="another_that_nobody_has"):
+        extra("a_broken_package", "peers")

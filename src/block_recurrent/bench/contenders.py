@@ -179,7 +179,9 @@ def gpt2_model(positions: int) -> Any:
 def extra(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
-    except ImportError:
+    except ImportError as error:
+        if error.name != module:
+            raise  # it is installed, and what it needs itself is missing
         raise MissingExtraError(f"the comparison with {module.replace('_', '-')}", extra) from None
 
 
