@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from block_recurrent.bench import write
-from block_recurrent.bench.contenders import FullAttentionStep, OurStep, Setting, extra
+from block_recurrent.bench.contenders import FullAttentionStep, OurStep, Setting, import_extra
 from block_recurrent.bench.harness import best_seconds, peak_bytes_of
 from block_recurrent.bench.steptime import TrainingStep
 from block_recurrent.cli.main import main
@@ -175,4 +175,4 @@ def test_a_package_that_lacks_something_itself_is_not_called_missing(
     (tmp_path / "a_broken_package.py").write_text("import another_that_nobody_has\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match="another_that_nobody_has"):
-        extra("a_broken_package", "peers")
+        import_extra("a_broken_package", "peers")

@@ -93,7 +93,7 @@ class PeerStep(Step):
 
 
 def peer_model(setting: Setting) -> Any:
-    package = extra("block_recurrent_transformer_pytorch", "peers")
+    package = import_extra("block_recurrent_transformer_pytorch", "peers")
     return package.BlockRecurrentTransformer(
         num_tokens=VOCABULARY,
         dim=WIDTH,
@@ -112,7 +112,7 @@ class MemorizingPeerStep(Step):
     """memorizing-transformers-pytorch: approximate search by faiss, one layer with memory."""
 
     def __init__(self, setting: Setting) -> None:
-        package = extra("memorizing_transformers_pytorch", "peers")
+        package = import_extra("memorizing_transformers_pytorch", "peers")
         model = package.MemorizingTransformer(
             num_tokens=VOCABULARY,
             dim=WIDTH,
@@ -162,7 +162,7 @@ class GPT2Step(Step):
 
 
 def gpt2_model(positions: int) -> Any:
-    transformers = extra("transformers", "hf")
+    transformers = import_extra("transformers", "hf")
     config = transformers.GPT2Config(
         vocab_size=VOCABULARY,
         n_embd=WIDTH,
@@ -176,7 +176,7 @@ def gpt2_model(positions: int) -> Any:
     return transformers.GPT2LMHeadModel(config)
 
 
-def extra(module: str, extra: str) -> ModuleType:
+def import_extra(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:

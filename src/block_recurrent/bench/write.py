@@ -14,8 +14,8 @@ from block_recurrent.bench.contenders import (
     VOCABULARY,
     WIDTH,
     Setting,
-    extra,
     gpt2_model,
+    import_extra,
     our_config,
     peer_model,
 )
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
         if part not in PARTS:
             raise ConfigError(f"there is no part '{part}': known are {', '.join(PARTS)}")
         if part in NEEDED:
-            extra(NEEDED[part], "peers")
+            import_extra(NEEDED[part], "peers")
     return [row for part in parts for row in PARTS[part](args)]
 
 

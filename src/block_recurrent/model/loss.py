@@ -39,21 +39,9 @@ def cross_entropy(hidden: Tensor, table: Tensor, targets: Tensor, counts: Tensor
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, table: Tensor, targets: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-        need_hidden, need_table = ctx.needs_input_grad[:2]
-        if fits(hidden, table):
-            per_token, d_hidden, d_table = native_cross_entropy(hidden, table, targets, counts, need_hidden, need_table)
-            ctx.save_for_backward(d_hidden, d_table)
-            ctx.mark_non_differentiable(per_token)
-            return torch.where(counts, per_token, 0).sum(), per_token
-        per_token = hidden.new_empty(len(hidden), dtype=at_least_float32(hidden[:0]).dtype)
-        d_hidden = torch.empty_like(hidden) if need_hidden else None
-        d_table = torch.zeros_like(table, dtype=per_token.dtype) if need_table else None
-        chunk = _tokens_at_once(table)
-        for part in (slice(i, i + chunk) for i in range(0, len(hidden), chunk)):
-            d_part = None if d_hidden is None else d_hidden[part]
-            per_token[part] = _one_chunk(hidden[part], table, targets[part, None], counts[part, None], d_part, d_table)
-        _repair(per_token, hidden, table, targets)
-        ctx.save_for_backward(d_hidden, None if d_table is None else d_table.to(table.dtype))
+        work = native_cross_entropy if fits(hidden, table) else _chunk_by_chunk
+        per_token, d_hidden, d_table = work(hidden, table, targets, counts, *ctx.needs_input_grad[:2])
+        ctx.save_for_backward(d_hidden, d_table)
         ctx.mark_non_differentiable(per_token)
         return torch.where(counts, per_token, 0).sum(), per_token
 
@@ -62,6 +50,21 @@ class _CrossEntropy(torch.autograd.Function):
         d_hidden, d_table = ctx.saved_tensors
         scaled = (None if d is None else d * grads[0].to(d.dtype) for d in (d_hidden, d_table))
         return next(scaled), next(scaled), None, None
+
+
+def _chunk_by_chunk(
+    hidden: Tensor, table: Tensor, targets: Tensor, counts: Tensor, need_hidden: bool, need_table: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The losses, and the gradients of the sum of those that count, where they are needed."""
+    per_token = hidden.new_empty(len(hidden), dtype=at_least_float32(hidden[:0]).dtype)
+    d_hidden = torch.empty_like(hidden) if need_hidden else None
+    d_table = torch.zeros_like(table, dtype=per_token.dtype) if need_table else None
+    chunk = _tokens_at_once(table)
+    for part in (slice(i, i + chunk) for i in range(0, len(hidden), chunk)):
+        d_part = None if d_hidden is None else d_hidden[part]
+        per_token[part] = _one_chunk(hidden[part], table, targets[part, None], counts[part, None], d_part, d_table)
+    _repair(per_token, hidden, table, targets)
+    return per_token, d_hidden, None if d_table is None else d_table.to(table.dtype)
 
 
 def _one_chunk(
