@@ -72,7 +72,8 @@ def check(function, reference, given, tolerance=2e-5):
         )
 
 
-# B, H, N, W, K: fewer and more queries than a window and than a tile of 48; nothing that divides anything.
+# B, H, N, W, K: fewer and more queries than a window and than a tile of 48, one and several blocks of 240 keys; nothing
+# that divides anything.
 SHAPES = [
     (1, 1, 1, 1, 1),
     (2, 3, 5, 7, 4),
@@ -96,6 +97,29 @@ def test_window_attention(build, shape):
 def test_attention_over_all_keys(build, shape):
     B, H, N, M, K = shape
     check(lambda *x: native_attend(*x, 0.0), attend, tensors((B, H, N, K), (B, H, M, K), (B, H, M, K)))
+
+
+def test_logits_that_grow_along_the_keys(build):
+    """Softmax is summed block by block: a far higher logit in a later block, and one in an earlier block."""
+    q, k, v, bias = tensors((1, 2, 100, 16), (1, 2, 800, 16), (1, 2, 800, 16), (2, 700))
+    with torch.no_grad():
+        k[:, 0] *= torch.linspace(0, 40, 800)[:, None]
+        k[:, 1] *= torch.linspace(40, 0, 800)[:, None]
+        bias[:, :300] -= 500
+    check(lambda *x: native_window_attention(*x, 0.0), plain_window_attention, [q, k, v, bias], tolerance=2e-4)
+
+
+@pytest.mark.parametrize("fixed", [1, 37, 240, 250, 300])
+def test_fixed_keys_get_no_gradient_and_change_no_other(build, fixed):
+    given = tensors((2, 2, 300, 16), (2, 2, 600, 16), (2, 2, 600, 16), (2, 300))
+    weights = torch.randn(2, 2, 300, 16)
+    all_of_them = torch.autograd.grad((native_window_attention(*given, 0.0) * weights).sum(), given)
+    some = torch.autograd.grad((native_window_attention(*given, 0.0, fixed) * weights).sum(), given)
+    assert torch.equal(some[0], all_of_them[0])
+    assert torch.equal(some[3], all_of_them[3])
+    for one, other in zip(some[1:3], all_of_them[1:3], strict=True):
+        assert torch.equal(one[:, :, fixed:], other[:, :, fixed:])
+        assert not one[:, :, :fixed].any()
 
 
 def test_views_of_other_tensors(build):
@@ -219,22 +243,24 @@ def test_the_same_bits_again(build):
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("system", ["rec-fixed-skip", "feedback-lstm-single", "memorizing"])
-def test_a_model_without_kernels_gives_the_same(system):
-    """Also the way of those who have no compiler."""
+@pytest.mark.parametrize("detached", [True, False])
+@pytest.mark.parametrize("system", ["slide-plus", "rec-fixed-skip", "feedback-lstm-single", "memorizing"])
+def test_a_model_without_kernels_gives_the_same(system, detached):
+    """Also the way of those who have no compiler. Over two segments, with gradients through the memory and without."""
     torch.manual_seed(0)
     model = BlockRecurrentLM(preset(system, "micro", vocab_size=5000, memory_neighbors=64)).eval()
     tokens = torch.randint(5000, (2, 129))
 
     def run():
         model.zero_grad()
-        loss = model.loss(tokens[:, :-1], tokens[:, 1:])
-        loss.sum.backward()
-        return loss, [p.grad for p in model.parameters()]
+        first = model.loss(tokens[:, :64], tokens[:, 1:65])
+        second = model.loss(tokens[:, 64:-1], tokens[:, 65:], first.memory.detach() if detached else first.memory)
+        (first.sum + second.sum).backward()
+        return torch.cat([first.per_token, second.per_token]), [p.grad for p in model.parameters()]
 
     with_kernels = run()
     with native.switched_off():
         without = run()
-    torch.testing.assert_close(with_kernels[0].per_token, without[0].per_token, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(with_kernels[0], without[0], atol=1e-4, rtol=1e-5)
     for one, other in zip(with_kernels[1], without[1], strict=True):
         torch.testing.assert_close(one, other, atol=2e-3, rtol=1e-3)

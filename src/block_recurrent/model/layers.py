@@ -78,7 +78,8 @@ class Layer(nn.Module):
         if writing:  # a token doesn't see itself
             attention = one_query(q, memory.keys, memory.values, prepared.bias)
         else:
-            attention = window_attention(q, *extended.all(), prepared.bias, self._attention_dropout)
+            fixed = 0 if memory.keys.requires_grad or memory.values.requires_grad else memory.keys.shape[2]
+            attention = window_attention(q, *extended.all(), prepared.bias, self._attention_dropout, fixed_keys=fixed)
         state, recall, kept = memory.state, memory.recall, None
         if recall is not None:
             attention, recall = self._recall(attention, q, *extended.all(), recall, grid)

@@ -43,11 +43,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
     return weights.to(v.dtype) @ v
 
 
-def window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float = 0.0) -> Tensor:
+def window_attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float = 0.0, *, fixed_keys: int = 0
+) -> Tensor:
     """Each of the N queries over the W keys before its own position (SPEC section 2, point 4).
 
     q (B, H, N, K); k and v (B, H, C + N, K), perhaps in another precision: at least W keys before the first query, then
     the queries' own; bias (H, W): what is added to the logits of the W keys, the oldest first. Returns (B, H, N, K).
+
+    `fixed_keys`: so many of the first keys and values need no gradient, and may get none.
     """
     if k.dtype != q.dtype:
         k, v = k.to(q.dtype), v.to(q.dtype)
@@ -57,7 +61,7 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: flo
         return torch.zeros_like(q)
     k, v = k[:, :, first:], v[:, :, first:]
     if num_queries >= FEWEST_QUERIES and usable_for(q):
-        return native_window_attention(q, k, v, bias, dropout)
+        return native_window_attention(q, k, v, bias, dropout, max(0, fixed_keys - first))
     if q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64):
         return tiled_window_attention(q, k, v, bias, dropout)
     return plain_window_attention(q, k, v, bias, dropout)
