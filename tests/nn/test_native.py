@@ -15,9 +15,11 @@ from block_recurrent.nn.attention import attend, plain_window_attention
 from block_recurrent.nn.native import attention as native_attention_module
 from block_recurrent.nn.native import cross_entropy as native_loss_module
 from block_recurrent.nn.native import norm as native_norm_module
+from block_recurrent.nn.native import search as native_search_module
 from block_recurrent.nn.native.attention import native_attend, native_window_attention
 from block_recurrent.nn.native.cross_entropy import native_cross_entropy
 from block_recurrent.nn.native.norm import native_norm
+from block_recurrent.nn.native.search import native_search
 from block_recurrent.nn.norm import EPSILON, values_and_units
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
@@ -31,6 +33,7 @@ def forget_library():
     native_norm_module._forward.cache_clear()
     native_norm_module._backward.cache_clear()
     native_loss_module._kernel.cache_clear()
+    native_search_module._kernel.cache_clear()
 
 
 @pytest.fixture(params=OLDER.get(CAPABILITY, ["none"]))
@@ -178,6 +181,29 @@ def test_far_keys_count_for_nothing(build):
     k[:, :, :20], v[:, :, :20] = 1e4, 1e30
     after = native_window_attention(q, k, v, bias, 0.0)
     assert torch.equal(after[:, :, 20:51], before[:, :, 20:51])
+
+
+# B, H, queries, K, keys, wanted: one and several blocks of 240 keys, and no more keys than are wanted.
+SEARCHES = [(1, 1, 1, 1, 1, 1), (2, 3, 50, 20, 700, 32), (1, 2, 100, 64, 240, 7), (2, 1, 33, 16, 40, 40)]
+
+
+@pytest.mark.parametrize("shape", SEARCHES, ids=str)
+@pytest.mark.parametrize("shown", [1.0, 0.5, 0.0])
+def test_search(build, shape, shown):
+    B, H, w, K, M, n = shape
+    q, k = (x.detach() for x in tensors((B, w, H, K), (B, H, M + 5, K)))
+    q, k, visible = q.transpose(1, 2), k[:, :, 5:], torch.rand(B, M) < shown
+    scores, slots = native_search(q, k, visible, n)
+    every = (q @ k.transpose(-1, -2)).masked_fill(~visible[:, None, None], float("-inf"))
+    torch.testing.assert_close(scores.sort(descending=True).values, every.topk(n).values)
+    there = scores > float("-inf")
+    torch.testing.assert_close(every.gather(-1, slots)[there], scores[there])
+
+
+def test_search_finds_no_key_twice(build):
+    q, k = (x.detach() for x in tensors((1, 1, 40, 16), (1, 1, 1000, 16)))
+    _, slots = native_search(q, k, torch.ones(1, 1000).bool(), 50)
+    assert all(len(set(found.tolist())) == 50 for found in slots[0, 0])
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3, 16), (2, 5, 7, 32), (1, 3, 100, 48)], ids=str)

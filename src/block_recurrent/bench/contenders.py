@@ -24,6 +24,11 @@ class Setting:
     segment: int = 2048
     memorizing: bool = False
 
+    @property
+    def steps_before(self) -> int:
+        """So many steps before the first that is timed: until the memory that is searched is full."""
+        return MEMORIES // self.segment if self.memorizing else 1
+
 
 def our_config(setting: Setting) -> ModelConfig:
     """rec-fixed-skip, or memorizing, at the dimensions of the comparison; no dropout, as the others have none."""

@@ -18,26 +18,29 @@ PACKAGES = ("block-recurrent", "torch", "numpy", "sentencepiece")
 MUCH = 0.45
 """Of the machine's memory. On one of 24 GB a step of slide-plus at 160m keeps less, so that the next one has its pages;
 block feedback keeps more, and the memorizing system, which comes next, needs the room."""
+FETCHED = 2**29
+"""Bytes: so many new pages from the system would show in a time."""
 
 
 def best_seconds(
-    candidates: Mapping[str, Callable[[], object]], rounds: int, clear: Callable[[], bool | None] = lambda: None
+    candidates: Mapping[str, Callable[[], object]], rounds: int, clear: Callable[[], object] = lambda: None
 ) -> dict[str, float]:
     """The best time of each candidate, in turns: whatever else the machine does hits all of them alike.
 
-    Forwards in one round and backwards in the next, so that none always follows the same one. `clear` runs after each;
-    where it says that it gave memory back, the next one runs once untimed: fetching pages anew is no part of its work.
+    Forwards in one round and backwards in the next, so that none always follows the same one. One that had to fetch
+    much memory from the system runs once more: that is no part of its work. `clear` runs after each.
     """
     best = dict.fromkeys(candidates, float("inf"))
     order = list(candidates)
-    cleared: bool | None = False
     for number in range(1, rounds + 1):
         for name in order if number % 2 else reversed(order):
             tell(f"round {number} of {rounds}: {name}")
-            if cleared:
-                candidates[name]()
-            best[name] = min(best[name], seconds_of(candidates[name]))
-            cleared = clear()
+            before = resident_bytes()
+            seconds = seconds_of(candidates[name])
+            if resident_bytes() - before > FETCHED:
+                seconds = seconds_of(candidates[name])
+            best[name] = min(best[name], seconds)
+            clear()
     tell("")
     return best
 
@@ -100,17 +103,19 @@ def _peak_bytes(work: Callable[..., object], arguments: tuple[Any, ...]) -> int:
 
 
 def resident_bytes() -> int:
-    with open("/proc/self/statm") as numbers:
-        return int(numbers.read().split()[1]) * resource.getpagesize()
+    """What this process has in memory; 0 where the system doesn't tell."""
+    try:
+        with open("/proc/self/statm") as numbers:
+            return int(numbers.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
-def make_room() -> bool:
-    """Give freed memory back where it is much of the machine's, and say whether: contenders of different shapes leave
-    gaps in it."""
-    if not sys.platform.startswith("linux"):
-        return False
-    total = os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
-    return resident_bytes() > MUCH * total and give_back_freed_memory()
+def make_room() -> None:
+    """Give freed memory back where it is much of the machine's: contenders of different shapes leave gaps in it."""
+    used = resident_bytes()
+    if used and used > MUCH * os.sysconf("SC_PHYS_PAGES") * resource.getpagesize():
+        give_back_freed_memory()
 
 
 def _peak_resident_bytes() -> int:

@@ -58,7 +58,8 @@ def _rows(part: str, names: list[str], setting: Setting, repeats: int, with_peak
     for name in names:
         try:
             step = CONTENDERS[name](setting)
-            step()
+            for _ in range(setting.steps_before):
+                step()
             steps[name] = step
         except MissingExtraError:
             raise

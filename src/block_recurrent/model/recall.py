@@ -13,6 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from block_recurrent.nn.native import usable_for
+from block_recurrent.nn.native.search import FEWEST_QUERIES, native_search
+
 # Scores of a search that are held at once: 64 MiB in float32, whatever the memory's size.
 SCORES_AT_ONCE = 2**24
 # Room to spare, in appended blocks: so many successors can share storage with a value that is still in use.
@@ -144,22 +147,12 @@ class Recall:
         Returns their keys and values (B, H, w, n, K). An entry that was never written ranks last and comes as a zero
         key with a zero value.
         """
-        B, H, w, _ = queries.shape
         used = max(min(max(self.ends), self._storage.capacity), neighbors)
-        visible = self._visible(used, queries.device)
-        chunk = max(neighbors, SCORES_AT_ONCE // max(1, B * H * w))
-        best_scores = queries.new_empty(B, H, w, 0)
-        best_slots = torch.empty(B, H, w, 0, dtype=torch.int64, device=queries.device)
-        for first in range(0, used, chunk):
-            keys = self._storage.keys[:, :, first : min(first + chunk, used)]
-            scores = queries @ keys.transpose(-1, -2)
-            scores.masked_fill_(~visible[:, None, None, first : first + keys.shape[2]], float("-inf"))
-            top = scores.topk(min(neighbors, keys.shape[2]), sorted=False)
-            best_scores = torch.cat([best_scores, top.values], dim=-1)
-            best_slots = torch.cat([best_slots, top.indices + first], dim=-1)
-            if best_scores.shape[-1] > neighbors:
-                kept = best_scores.topk(neighbors, sorted=False)
-                best_scores, best_slots = kept.values, best_slots.gather(-1, kept.indices)
+        visible, stored = self._visible(used, queries.device), self._storage.keys[:, :, :used]
+        if queries.shape[2] >= FEWEST_QUERIES and usable_for(queries) and usable_for(stored):
+            best_scores, best_slots = native_search(queries, stored, visible, neighbors)
+        else:
+            best_scores, best_slots = _nearest(queries, stored, visible, neighbors)
         written = (best_scores > float("-inf"))[..., None]
         keys, values = (_take_entries(x, best_slots).mul_(written) for x in (self._storage.keys, self._storage.values))
         return keys, values
@@ -176,6 +169,24 @@ class Recall:
         ends, counts = (torch.tensor(x, device=device)[:, None] for x in (self.ends, self.counts))
         rank = torch.arange(self.size, device=device)
         return (ends - counts + rank) % self._storage.capacity, rank < counts
+
+
+def _nearest(queries: Tensor, keys: Tensor, visible: Tensor, neighbors: int) -> tuple[Tensor, Tensor]:
+    """As `native_search`, by torch: the scores of a chunk of keys at a time."""
+    B, H, w, _ = queries.shape
+    chunk = max(neighbors, SCORES_AT_ONCE // max(1, B * H * w))
+    best_scores = queries.new_empty(B, H, w, 0)
+    best_slots = torch.empty(B, H, w, 0, dtype=torch.int64, device=queries.device)
+    for first in range(0, keys.shape[2], chunk):
+        scores = queries @ keys[:, :, first : first + chunk].transpose(-1, -2)
+        scores.masked_fill_(~visible[:, None, None, first : first + chunk], float("-inf"))
+        top = scores.topk(min(neighbors, scores.shape[-1]), sorted=False)
+        best_scores = torch.cat([best_scores, top.values], dim=-1)
+        best_slots = torch.cat([best_slots, top.indices + first], dim=-1)
+        if best_scores.shape[-1] > neighbors:
+            kept = best_scores.topk(neighbors, sorted=False)
+            best_scores, best_slots = kept.values, best_slots.gather(-1, kept.indices)
+    return best_scores, best_slots
 
 
 def _take_lanes(x: Tensor, slots: Tensor) -> Tensor:

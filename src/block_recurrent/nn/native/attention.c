@@ -166,16 +166,7 @@ INLINE void weigh_backward(float *row, float *d_row, const float *bias, float *d
 /* Rows of a block with so many keys: as far as ROWS queries look, in whole panels. */
 static int keys_laid(int there) { return smaller(KEYS, rounded_up(there + ROWS, PANEL)); }
 
-/* rows x K -> rows x width: zeros behind K, and behind the rows that there are. */
-static void lay_rows(const float *x, int64_t x_row, int there, int K, float *out, int rows, int width) {
-    for (int i = 0; i < rows; i++) {
-        int filled = i < there ? K : 0;
-        memcpy(out + i * width, x + i * x_row, filled * sizeof(float));
-        memset(out + i * width + filled, 0, (width - filled) * sizeof(float));
-    }
-}
-
-/* The other way round; zeros in the first rows. */
+/* rows x width -> rows x K; zeros in the first rows. */
 static void put_rows(const float *x, int width, float *out, int64_t out_row, int zeros, int rows, int K) {
     for (int i = 0; i < rows; i++)
         if (i < zeros) memset(out + i * out_row, 0, K * sizeof(float));

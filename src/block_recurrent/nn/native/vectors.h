@@ -69,6 +69,15 @@ INLINE void rows_times(const float *a, const int64_t a_row, const int64_t a_col,
     }
 }
 
+/* rows x K -> rows x width: zeros behind K, and behind the rows that there are. */
+INLINE void lay_rows(const float *x, int64_t x_row, int there, int K, float *out, int rows, int width) {
+    for (int i = 0; i < rows; i++) {
+        int filled = i < there ? K : 0;
+        memcpy(out + i * width, x + i * x_row, filled * sizeof(float));
+        memset(out + i * width + filled, 0, (width - filled) * sizeof(float));
+    }
+}
+
 /* rows x width -> panels of width x PANEL, which the products above want on their right. */
 INLINE void lay_panels(const float *rows, int width, int count, float *out) {
     for (int first = 0; first < count; first += PANEL, rows += PANEL * width, out += PANEL * width)
