@@ -110,7 +110,7 @@ def test_candidates_take_turns() -> None:
     assert set(best) == {"a", "b"}
 
 
-def test_whoever_had_to_fetch_much_memory_runs_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_had_to_fetch_much_memory_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(harness, "resident_bytes", lambda: 2**30 * ("b" in calls))
     best_seconds({name: partial(calls.append, name) for name in "abc"}, rounds=2)

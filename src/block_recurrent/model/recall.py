@@ -153,8 +153,10 @@ class Recall:
             best_scores, best_slots = native_search(queries, stored, visible, neighbors)
         else:
             best_scores, best_slots = _nearest(queries, stored, visible, neighbors)
-        written = (best_scores > float("-inf"))[..., None]
-        keys, values = (_take_entries(x, best_slots).mul_(written) for x in (self._storage.keys, self._storage.values))
+        keys, values = (_take_entries(x, best_slots) for x in (self._storage.keys, self._storage.values))
+        if min(self.counts) < neighbors:
+            written = (best_scores > float("-inf"))[..., None]
+            keys, values = keys.mul_(written), values.mul_(written)
         return keys, values
 
     def _visible(self, used: int, device: torch.device) -> Tensor:

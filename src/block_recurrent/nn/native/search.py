@@ -14,8 +14,8 @@ from block_recurrent.nn.native import POINTER, TensorArgument, function, with_ro
 
 FEWEST_QUERIES = 32
 """For fewer, laying out the keys costs more than it saves."""
-BLOCK = 240
-"""Keys that are looked at together; as in C."""
+MULTIPLE = 48
+"""Rows that tell which keys count have a multiple of so many numbers; as in C."""
 
 
 def native_search(queries: Tensor, keys: Tensor, visible: Tensor, neighbors: int) -> tuple[Tensor, Tensor]:
@@ -28,7 +28,7 @@ def native_search(queries: Tensor, keys: Tensor, visible: Tensor, neighbors: int
     B, H, w, K = queries.shape
     M = keys.shape[2]
     hidden = queries.new_zeros(visible.shape).masked_fill_(~visible, float("-inf"))
-    hidden = F.pad(hidden, (0, -M % BLOCK), value=float("-inf"))
+    hidden = F.pad(hidden, (0, -M % MULTIPLE), value=float("-inf"))
     scores = queries.new_empty(B, H, w, neighbors)
     slots = torch.empty(B, H, w, neighbors, dtype=torch.int64)
     shape = _Search(B, H, w, K, M, neighbors, torch.get_num_threads())
