@@ -51,7 +51,7 @@ def test_kernels(tmp_path: Path) -> None:
     command = "bench kernels --size micro --repeats 1 --vocab-size 50 --json"
     assert main([*command.split(), str(tmp_path / "x.json")]) == 0
     rows = rows_of(tmp_path / "x.json")
-    assert [row["what"] for row in rows] == ["attention", "norm", "cross-entropy", "step"]
+    assert [row["what"] for row in rows] == ["attention", "norm", "cross-entropy", "search", "step"]
     assert all(row["speedup"] > 0 for row in rows)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from block_recurrent.bench.harness import best_seconds
@@ -15,9 +16,9 @@ SUMMARY = "the kernels in C beside torch, each alone and in a training step"
 EXAMPLE = "brt bench kernels --size tiny"
 NOTE = (
     "Forward and backward, both sides in turns, best of the repeats, at the shapes that one layer of rec-fixed-skip "
-    "has in a training step (attention, norm), that its loss has (cross-entropy), and of the whole step. speedup: "
-    "torch over kernels. A kernel that would be slower than torch at a size is not used there: the speedup is then "
-    "about 1."
+    "has in a training step (attention, norm), that its loss has (cross-entropy), and of the whole step; search: one "
+    "block of the memorizing system, with a full memory. speedup: torch over kernels. A kernel that would be slower "
+    "than torch at a size is not used there: the speedup is then about 1."
 )
 SYSTEM = "rec-fixed-skip"
 
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
 def _works(config: ModelConfig, lanes: int) -> dict[str, Callable[[], object]]:
     import torch
 
-    from block_recurrent.bench.steptime import TrainingStep
+    from block_recurrent.bench.steptime import TrainingStep, full_memory
     from block_recurrent.model.loss import cross_entropy
     from block_recurrent.nn.attention import window_attention
     from block_recurrent.nn.norm import RMSNorm
@@ -76,5 +77,12 @@ def _works(config: ModelConfig, lanes: int) -> dict[str, Callable[[], object]]:
     def loss() -> None:
         torch.autograd.grad(cross_entropy(hidden, table, targets, targets >= 0).total, (hidden, table))
 
+    memorizing = replace(config, recurrent_layers=(), memory_layers=(1,), num_layers=1)
+    recall = full_memory(memorizing, lanes).layers[0].recall
+    assert recall is not None
+
+    def search() -> None:
+        recall.search(q.detach()[:, :, :W], config.memory_neighbors)
+
     step = TrainingStep(config, lanes, with_optimizer=False)
-    return {"attention": attention, "norm": normalise, "cross-entropy": loss, "step": step}
+    return {"attention": attention, "norm": normalise, "cross-entropy": loss, "search": search, "step": step}

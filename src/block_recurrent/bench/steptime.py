@@ -111,7 +111,7 @@ class TrainingStep:
             for name, parameter in self.model.named_parameters():
                 parameter.data = common.setdefault((name, parameter.shape), parameter.data)
         self.tokens = torch.randint(0, config.vocab_size, (lanes, config.segment + 1))
-        self.memory = _full_memory(config, lanes)
+        self.memory = full_memory(config, lanes)
 
     def __call__(self) -> None:
         loss = self.model.loss(self.tokens[:, :-1], self.tokens[:, 1:], self.memory)
@@ -123,7 +123,7 @@ class TrainingStep:
             parameter.grad = None
 
 
-def _full_memory(config: ModelConfig, lanes: int) -> DocumentMemory:
+def full_memory(config: ModelConfig, lanes: int) -> DocumentMemory:
     """The memory of lanes that have read much: what a memory layer searches is full of random entries."""
     import torch
     from torch.nn import functional as F

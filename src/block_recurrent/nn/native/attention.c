@@ -138,7 +138,8 @@ static void weigh(float *row, const float *bias, Span seen, Softmax *softmax, fl
         softmax->highest = highest;
     }
     const float shift = softmax->highest > -INFINITY ? softmax->highest : 0; /* if none of the keys is this query's */
-    for (int j = seen.first; j < seen.end; j += LANES) sum += *(vector *)(row + j) = exp_of(*(vector *)(row + j) - shift);
+    for (int j = seen.first; j < seen.end; j += LANES)
+        sum += *(vector *)(row + j) = exp_of(*(vector *)(row + j) - shift);
     softmax->sum += sum_of(sum);
 }
 
@@ -151,10 +152,10 @@ static void drop(float *row, Span seen, int key, float dropout, uint32_t seed) {
 INLINE void weigh_backward(float *row, float *d_row, const float *bias, float *d_bias, Span seen, float log_sum,
                            float along, int key, const float dropout, uint32_t seed) {
     for (int j = seen.first; j < seen.end; j += LANES) {
-        vector weight = exp_of(*(vector *)(row + j) + *(const vector *)(bias + j) - log_sum), d = *(vector *)(d_row + j);
+        vector weight = exp_of(*(vector *)(row + j) + *(const vector *)(bias + j) - log_sum);
         vector mask = (vector){0} + 1.0f;
         if (dropout > 0) mask = mask_of(seed, key + j, dropout);
-        vector d_logit = weight * (d * mask - along);
+        vector d_logit = weight * (*(vector *)(d_row + j) * mask - along);
         *(vector *)(row + j) = weight * mask;
         *(vector *)(d_row + j) = d_logit;
         *(vector *)(d_bias + j) += d_logit;
@@ -269,7 +270,8 @@ void attention_backward(Shape s, Tensor q, Tensor k, Tensor v, float *bias, Tens
                         const int key = start - i * s.slide;
                         Span seen = span_of(i / ROWS * ROWS, start, s);
                         float *row = weights + (i - tile) * KEYS, *d_row = d_weights + (i - tile) * KEYS;
-                        float *own_bias = bias_of(bias, s, pair % s.H) + key, *own_d_bias = bias_of(d_bias, s, pair) + key;
+                        float *own_bias = bias_of(bias, s, pair % s.H) + key;
+                        float *own_d_bias = bias_of(d_bias, s, pair) + key;
                         if (s.dropout > 0)
                             weigh_backward(row, d_row, own_bias, own_d_bias, seen, log_sum[i], along[i], key, s.dropout,
                                            seed_of(s, pair, i));
