@@ -183,7 +183,7 @@ def test_far_keys_count_for_nothing(build):
     assert torch.equal(after[:, :, 20:51], before[:, :, 20:51])
 
 
-# B, H, queries, K, keys, wanted: one and several blocks of 240 keys, and no more keys than are wanted.
+# B, H, queries, K, keys, wanted: one and several panels of 48 keys, and no more keys than are wanted.
 SEARCHES = [(1, 1, 1, 1, 1, 1), (2, 3, 50, 20, 700, 32), (1, 2, 100, 64, 240, 7), (2, 1, 33, 16, 40, 40)]
 
 

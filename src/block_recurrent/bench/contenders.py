@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -118,6 +119,7 @@ class MemorizingPeerStep(Step):
 
     def __init__(self, setting: Setting) -> None:
         package = import_extra("memorizing_transformers_pytorch", "peers")
+        self.folder = tempfile.TemporaryDirectory()  # it keeps its memories in files
         model = package.MemorizingTransformer(
             num_tokens=VOCABULARY,
             dim=WIDTH,
@@ -125,6 +127,7 @@ class MemorizingPeerStep(Step):
             dim_head=HEAD_SIZE,
             heads=HEADS,
             memorizing_layers=9,
+            knn_memories_directory=self.folder.name,
             max_knn_memories=MEMORIES,
             num_retrieved_memories=NEIGHBORS,
             xl_max_memories=setting.window,

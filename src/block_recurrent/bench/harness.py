@@ -16,8 +16,8 @@ from block_recurrent.allocator import give_back_freed_memory, keep_freed_memory
 
 PACKAGES = ("block-recurrent", "torch", "numpy", "sentencepiece")
 MUCH = 0.45
-"""Of the machine's memory. On one of 24 GB a step of slide-plus at 160m keeps less, so that the next one has its pages;
-block feedback keeps more, and the memorizing system, which comes next, needs the room."""
+"""Of the machine's memory: block feedback and the memorizing system at 160m need half of 24 GB and more, in pieces of
+other sizes."""
 FETCHED, MOST_TRIES = 2**28, 3
 """Bytes: so many new pages from the system would show in a time. Gaps in the memory that is kept may need a second
 try."""

@@ -162,6 +162,15 @@ INLINE void weigh_backward(float *row, float *d_row, const float *bias, float *d
     }
 }
 
+static float dot(const float *x, const float *y, int K) {
+    vector sum = {0};
+    int k = 0;
+    for (; k + LANES <= K; k += LANES) sum += *(const vector *)(x + k) * *(const vector *)(y + k);
+    float total = sum_of(sum);
+    for (; k < K; k++) total += x[k] * y[k];
+    return total;
+}
+
 /* ---- Layouts ------------------------------------------------------------------------------------------------------ */
 
 /* Rows of a block with so many keys: as far as ROWS queries look, in whole panels. */
@@ -172,15 +181,6 @@ static void put_rows(const float *x, int width, float *out, int64_t out_row, int
     for (int i = 0; i < rows; i++)
         if (i < zeros) memset(out + i * out_row, 0, K * sizeof(float));
         else memcpy(out + i * out_row, x + i * width, K * sizeof(float));
-}
-
-static float dot(const float *x, const float *y, int K) {
-    vector sum = {0};
-    int k = 0;
-    for (; k + LANES <= K; k += LANES) sum += *(const vector *)(x + k) * *(const vector *)(y + k);
-    float total = sum_of(sum);
-    for (; k < K; k++) total += x[k] * y[k];
-    return total;
 }
 
 /* ---- What Python calls -------------------------------------------------------------------------------------------- */
