@@ -11,13 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from block_recurrent.model import recall as recall_module
+from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.model.recall import SPARE_BLOCKS, Recall
+from block_recurrent.presets import preset
 
 H, K = 2, 3
 
 
 def empty(lanes=2, size=8, block=4):
-    return Recall.empty((lanes, H, size, K), block, torch.empty(0, dtype=torch.float64))
+    return Recall.empty((lanes, H, size, K), SPARE_BLOCKS * block, torch.empty(0, dtype=torch.float64))
 
 
 def block_of(seed, lanes=2, length=4):
@@ -80,7 +83,7 @@ def test_select_cat_and_to():
     single = recall.to(None, torch.float32)
     assert single.nbytes * 2 == recall.nbytes
     assert single.tensors()[0].dtype == torch.float32
-    assert all(x.block == recall.block for x in (chosen, joined, single))
+    assert all(x.spare == recall.spare for x in (chosen, joined, single))
 
 
 def test_appended_entries_have_no_gradient_and_are_copies():
@@ -220,3 +223,55 @@ def test_any_family_of_values_stays_right(seed, size, block):
         for recall, expected_entries in alive:
             for lane in range(2):
                 assert torch.equal(entries(recall, lane), expected_entries[lane])
+
+
+# --- attention over what was found ---
+
+
+def filled(size, block, blocks, spare):
+    recall = Recall.empty((2, H, size, K), spare, torch.empty(0))
+    for seed in range(blocks):
+        recall = recall.append(*[x.float() for x in block_of(seed, length=block)], [True, seed < 1])
+    return recall
+
+
+@pytest.mark.parametrize("w", [1, 40])
+@pytest.mark.parametrize("blocks", [0, 1, 3, 9])
+def test_attention_is_over_what_search_finds(w, blocks):
+    """By the kernels where there are many queries, and without them."""
+    recall = filled(size=96, block=16, blocks=blocks, spare=64)
+    queries = torch.randn(2, H, w, K, requires_grad=True)
+    keys, values = recall.search(queries, 20)
+    weights = (queries[..., None, :] * keys).sum(-1).softmax(-1)
+    expected = (weights[..., None] * values).sum(-2)
+    found = recall.attend(queries, 20)
+    torch.testing.assert_close(found, expected)
+    upstream = torch.randn_like(found)
+    gradients = [torch.autograd.grad(x, queries, upstream)[0] for x in (found, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("spare", [32, 512])
+def test_the_backward_pass_sees_what_the_forward_pass_saw(spare):
+    """However much is appended in between, with room for it and without."""
+    recall = filled(size=96, block=32, blocks=3, spare=spare)
+    queries = torch.randn(2, H, 40, K, requires_grad=True)
+    at_once = torch.autograd.grad(recall.attend(queries, 10).square().sum(), queries)[0]
+    later = recall.attend(queries, 10).square().sum()
+    for seed in range(3, 20):
+        recall = recall.append(*[x.float() for x in block_of(seed, length=32)], [True, True])
+    assert torch.equal(torch.autograd.grad(later, queries)[0], at_once)
+
+
+def test_training_over_many_blocks_copies_no_storage():
+    """The backward pass of a segment, and of the one before, reads the memory as it was at each of their blocks."""
+    config = preset("memorizing", "micro", vocab_size=50, window=32, segment=12 * 32, memory_size=64)
+    model, memory = BlockRecurrentLM(config), DocumentMemory.empty(config, lanes=2)
+    (number,) = config.memory_layers
+    storage = memory.layers[number - 1].recall._storage
+    for _ in range(4):
+        tokens = torch.randint(50, (2, config.segment))
+        loss = model.loss(tokens, tokens, memory)  # while the loss before is still there
+        loss.sum.backward()
+        memory = loss.memory.detach()
+        assert memory.layers[number - 1].recall._storage is storage

@@ -19,7 +19,7 @@ from block_recurrent.nn.native import search as native_search_module
 from block_recurrent.nn.native.attention import native_attend, native_window_attention
 from block_recurrent.nn.native.cross_entropy import native_cross_entropy
 from block_recurrent.nn.native.norm import native_norm
-from block_recurrent.nn.native.search import native_search
+from block_recurrent.nn.native.search import native_attend_found, native_search
 from block_recurrent.nn.norm import EPSILON, values_and_units
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
@@ -33,7 +33,9 @@ def forget_library():
     native_norm_module._forward.cache_clear()
     native_norm_module._backward.cache_clear()
     native_loss_module._kernel.cache_clear()
-    native_search_module._kernel.cache_clear()
+    native_search_module._search.cache_clear()
+    native_search_module._attend_found.cache_clear()
+    native_search_module._attend_found_backward.cache_clear()
 
 
 @pytest.fixture(params=OLDER.get(CAPABILITY, ["none"]))
@@ -204,6 +206,46 @@ def test_search_finds_no_key_twice(build):
     q, k = (x.detach() for x in tensors((1, 1, 40, 16), (1, 1, 1000, 16)))
     _, slots = native_search(q, k, torch.ones(1, 1000).bool(), 50)
     assert all(len(set(found.tolist())) == 50 for found in slots[0, 0])
+
+
+def test_search_among_equal_scores(build):
+    """Also where there are far more of them than candidates are held, and with zeros of both signs."""
+    keys = torch.zeros(1, 1, 1000, 16)
+    keys[:, :, ::2] = -0.0
+    keys[0, 0, 700:710, 0] = 1
+    q = torch.ones(1, 1, 40, 16)
+    scores, slots = native_search(q, keys, torch.ones(1, 1000).bool(), 30)
+    assert (scores.sort(descending=True).values == torch.tensor([1.0] * 10 + [0.0] * 20)).all()
+    assert all(len(set(found.tolist())) == 30 for found in slots[0, 0])
+    assert all(set(range(700, 710)) <= set(found.tolist()) for found in slots[0, 0])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_search_in_any_order_of_scores(build, sign):
+    """Growing along the keys every one is a candidate, falling only the first are."""
+    keys = (torch.arange(5000.0) * sign).view(1, 1, -1, 1).expand(-1, -1, -1, 2)
+    _, slots = native_search(torch.ones(1, 1, 33, 2), keys, torch.ones(1, 5000).bool(), 20)
+    best = range(4980, 5000) if sign > 0 else range(20)
+    assert all(sorted(found.tolist()) == list(best) for found in slots[0, 0])
+
+
+@pytest.mark.parametrize("shape", SEARCHES, ids=str)
+@pytest.mark.parametrize("shown", [1.0, 0.5, 0.0])
+def test_attention_over_what_was_found(build, shape, shown):
+    """An entry that is not there counts with a logit of 0, and adds nothing."""
+    B, H, w, K, M, n = shape
+    q, k, v = tensors((B, w, H, K), (B, H, M + 5, K), (B, H, M + 5, K))
+    k, v, visible = k.detach()[:, :, 5:], v.detach()[:, :, 5:], torch.rand(B, M) < shown
+    scores, slots = native_search(q.detach().transpose(1, 2), k, visible, n)
+
+    def reference(q):
+        every = q.transpose(1, 2) @ k.to(q.dtype).transpose(-1, -2)
+        there = scores > float("-inf")
+        weights = every.gather(-1, slots).where(there, 0).softmax(-1).where(there, 0)
+        rows = v.to(q.dtype).gather(2, slots.flatten(2)[..., None].expand(-1, -1, -1, K)).unflatten(2, (w, n))
+        return torch.einsum("bhqn,bhqnk->bhqk", weights, rows)
+
+    check(lambda q: native_attend_found(q.transpose(1, 2), k, v, scores, slots, None), reference, [q])
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3, 16), (2, 5, 7, 32), (1, 3, 100, 48)], ids=str)

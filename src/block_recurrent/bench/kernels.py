@@ -82,7 +82,7 @@ def _works(config: ModelConfig, lanes: int) -> dict[str, Callable[[], object]]:
     assert recall is not None
 
     def search() -> None:
-        recall.search(q.detach()[:, :, :W], config.memory_neighbors)
+        torch.autograd.grad(recall.attend(q[:, :, :W], config.memory_neighbors).sum(), q)
 
     step = TrainingStep(config, lanes, with_optimizer=False)
     return {"attention": attention, "norm": normalise, "cross-entropy": loss, "search": search, "step": step}

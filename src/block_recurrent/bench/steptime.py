@@ -135,7 +135,7 @@ def full_memory(config: ModelConfig, lanes: int) -> DocumentMemory:
     for layer in memory.layers:
         recall = layer.recall
         while recall is not None and min(recall.counts) < recall.size:
-            keys, values = torch.randn(2, lanes, config.num_heads, recall.block, config.head_dim)
+            keys, values = torch.randn(2, lanes, config.num_heads, config.window, config.head_dim)
             recall = recall.append(F.normalize(keys, dim=-1), values, lanes * [True])
         layers.append(replace(layer, recall=recall))
     return replace(memory, layers=tuple(layers))

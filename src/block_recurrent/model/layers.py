@@ -163,9 +163,7 @@ class Layer(nn.Module):
         found = []
         for block, q_block in enumerate(grid.into_blocks(q).unbind(2)):
             # q carries the head's scale, which is not negative and so does not change which keys are nearest.
-            k, v = recall.search(q_block, self.config.memory_neighbors)
-            weights = torch.einsum("bhqk,bhqnk->bhqn", q_block, k).softmax(-1)
-            found.append(torch.einsum("bhqn,bhqnk->bhqk", weights, v))
+            found.append(recall.attend(q_block, self.config.memory_neighbors))
             this = slice(block * W, (block + 1) * W)
             recall = recall.append(new_keys[:, :, this], new_values[:, :, this], [n > block for n in grid.completed])
         gate = self.recall_mix.sigmoid()[:, None, None].to(attention.dtype)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import InputError, MemoryMismatchError
-from block_recurrent.model.recall import Recall
+from block_recurrent.model.recall import Recall, room_to_spare
 from block_recurrent.model.tape import Place
 from block_recurrent.nn.kept import Watch
 
@@ -100,6 +100,7 @@ class DocumentMemory:
             raise InputError(f"lanes is {lanes!r}: a memory has at least 1 lane")
         like = torch.empty(0, device=device, dtype=dtype)
         H, K, W = config.num_heads, config.head_dim, config.window
+        spare = room_to_spare(config)
         layers = []
         for number in range(1, config.num_layers + 1):
             recurrent, memorizing = number in config.recurrent_layers, number in config.memory_layers
@@ -109,7 +110,7 @@ class DocumentMemory:
                     keys=like.new_zeros(lanes, H, cached, K),
                     values=like.new_zeros(lanes, H, cached, K),
                     state=like.new_zeros(lanes, config.num_states, config.d_model) if recurrent else None,
-                    recall=Recall.empty((lanes, H, config.memory_size, K), W, like) if memorizing else None,
+                    recall=Recall.empty((lanes, H, config.memory_size, K), spare, like) if memorizing else None,
                 )
             )
         return cls(tuple(layers), torch.zeros(lanes, dtype=torch.int64), config)

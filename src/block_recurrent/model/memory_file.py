@@ -15,7 +15,7 @@ from torch import Tensor
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import BlockRecurrentError, FileFormatError
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
-from block_recurrent.model.recall import Recall
+from block_recurrent.model.recall import Recall, room_to_spare
 from block_recurrent.whole_file import written_aside
 
 FORMAT = "block-recurrent-memory"
@@ -122,6 +122,7 @@ def _layer(tensors: dict[str, Tensor], index: int, header: dict[str, Any], confi
     counts, ends = (header[name].get(str(index)) for name in ("recall_counts", "recall_ends"))
     recall = None
     if counts is not None:
-        recall = Recall.from_tensors(tensor("recall_keys"), tensor("recall_values"), counts, config.window, ends)
+        entries = tensor("recall_keys"), tensor("recall_values")
+        recall = Recall.from_tensors(*entries, counts, room_to_spare(config), ends)
     state = tensor("state") if index + 1 in config.recurrent_layers else None
     return LayerMemory(tensor("keys"), tensor("values"), state, recall)

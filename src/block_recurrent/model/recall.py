@@ -13,13 +13,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from block_recurrent.config import ModelConfig
 from block_recurrent.nn.native import usable_for
-from block_recurrent.nn.native.search import FEWEST_QUERIES, native_search
+from block_recurrent.nn.native.search import FEWEST_QUERIES, native_attend_found, native_search
 
 # Scores of a search that are held at once: 64 MiB in float32, whatever the memory's size.
 SCORES_AT_ONCE = 2**24
-# Room to spare, in appended blocks: so many successors can share storage with a value that is still in use.
+# Room to spare, at least, in appended blocks: so many successors can share storage with a value that is still in use.
 SPARE_BLOCKS = 4
+
+
+def room_to_spare(config: ModelConfig) -> int:
+    """Entries: two segments. The backward pass reads what each block of a segment has seen, and a training loop may
+    still hold the segment before.
+    """
+    blocks = max(SPARE_BLOCKS, 2 * config.segment // config.window)
+    return blocks * min(config.window, config.memory_size)
 
 
 class _Storage:
@@ -43,22 +52,21 @@ class Recall:
         storage.users.add(self)
 
     @classmethod
-    def empty(cls, shape: tuple[int, int, int, int], block: int, like: Tensor) -> Recall:
-        """shape: (B, H, M, K). `block`: how many entries are appended at a time."""
+    def empty(cls, shape: tuple[int, int, int, int], spare: int, like: Tensor) -> Recall:
+        """shape: (B, H, M, K). `spare`: so many entries can be appended while a value is in use; at least a block."""
         B, H, M, K = shape
-        capacity = M + SPARE_BLOCKS * min(block, M)
-        keys, values = (like.new_zeros(B, H, capacity, K) for _ in range(2))
+        keys, values = (like.new_zeros(B, H, M + spare, K) for _ in range(2))
         return cls(_Storage(keys, values, [0] * B), M, [0] * B, [0] * B)
 
     @classmethod
     def from_tensors(
-        cls, keys: Tensor, values: Tensor, counts: Sequence[int], block: int, ends: Sequence[int] | None = None
+        cls, keys: Tensor, values: Tensor, counts: Sequence[int], spare: int, ends: Sequence[int] | None = None
     ) -> Recall:
         """The inverse of `tensors`. With the `ends` of the value that they came from, the new one has the same bits in
         all that it gives: a search returns entries in an order that hangs on where they are stored.
         """
         ends = counts if ends is None else ends
-        fresh = cls.empty(tuple(keys.shape), block, keys)  # type: ignore[arg-type]
+        fresh = cls.empty(tuple(keys.shape), spare, keys)  # type: ignore[arg-type]
         storage = fresh._storage
         for lane, (end, count) in enumerate(zip(ends, counts, strict=True)):
             slots = torch.arange(end - count, end, device=keys.device) % storage.capacity
@@ -68,9 +76,9 @@ class Recall:
         return cls(storage, fresh.size, ends, counts)
 
     @property
-    def block(self) -> int:
-        """Entries that are appended at a time."""
-        return (self._storage.capacity - self.size) // SPARE_BLOCKS
+    def spare(self) -> int:
+        """Entries that can be appended while this value is in use."""
+        return self._storage.capacity - self.size
 
     @property
     def nbytes(self) -> int:
@@ -88,19 +96,19 @@ class Recall:
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> Recall:
         keys, values = (x.to(device=device, dtype=dtype) for x in self.tensors())
-        return Recall.from_tensors(keys, values, self.counts, self.block, self.ends)
+        return Recall.from_tensors(keys, values, self.counts, self.spare, self.ends)
 
     def select(self, lanes: Sequence[int]) -> Recall:
         keys, values = (x[list(lanes)] for x in self.tensors())
         counts, ends = ([numbers[lane] for lane in lanes] for numbers in (self.counts, self.ends))
-        return Recall.from_tensors(keys, values, counts, self.block, ends)
+        return Recall.from_tensors(keys, values, counts, self.spare, ends)
 
     @staticmethod
     def cat(recalls: Sequence[Recall]) -> Recall:
         keys, values = (torch.cat(parts) for parts in zip(*(recall.tensors() for recall in recalls), strict=True))
         counts = [count for recall in recalls for count in recall.counts]
         ends = [end for recall in recalls for end in recall.ends]
-        return Recall.from_tensors(keys, values, counts, recalls[0].block, ends)
+        return Recall.from_tensors(keys, values, counts, recalls[0].spare, ends)
 
     def reset(self, lanes: Sequence[bool]) -> Recall:
         """Nothing remembered in the lanes that are marked."""
@@ -117,7 +125,7 @@ class Recall:
         length = keys.shape[2]
         ends = [end + length * more for end, more in zip(self.ends, lanes, strict=True)]
         if not self._may_write(ends, lanes):
-            return Recall.from_tensors(*self.tensors(), self.counts, self.block).append(keys, values, lanes)
+            return Recall.from_tensors(*self.tensors(), self.counts, self.spare).append(keys, values, lanes)
         for lane in (lane for lane, more in enumerate(lanes) if more):
             slots = torch.arange(self.ends[lane], ends[lane], device=keys.device) % self._storage.capacity
             self._storage.keys[lane, :, slots] = keys[lane]
@@ -140,6 +148,16 @@ class Recall:
             for lane, more in enumerate(lanes)
         )
 
+    def attend(self, queries: Tensor, neighbors: int) -> Tensor:
+        """Each query (B, H, w, K) over the entries that `search` finds for it: (B, H, w, K)."""
+        keys, values = self._storage.keys, self._storage.values
+        if queries.shape[2] >= FEWEST_QUERIES and usable_for(queries) and usable_for(keys):
+            scores, slots = native_search(queries, *self._searched(neighbors), neighbors)
+            return native_attend_found(queries, keys, values, scores, slots, holder=self)
+        keys, values = self.search(queries, neighbors)
+        weights = torch.einsum("bhqk,bhqnk->bhqn", queries, keys).softmax(-1)
+        return torch.einsum("bhqn,bhqnk->bhqk", weights, values)
+
     @torch.no_grad()
     def search(self, queries: Tensor, neighbors: int) -> tuple[Tensor, Tensor]:
         """For each query (B, H, w, K) the `neighbors` entries with the largest dot product, exactly.
@@ -147,17 +165,18 @@ class Recall:
         Returns their keys and values (B, H, w, n, K). An entry that was never written ranks last and comes as a zero
         key with a zero value.
         """
-        used = max(min(max(self.ends), self._storage.capacity), neighbors)
-        visible, stored = self._visible(used, queries.device), self._storage.keys[:, :, :used]
-        if queries.shape[2] >= FEWEST_QUERIES and usable_for(queries) and usable_for(stored):
-            best_scores, best_slots = native_search(queries, stored, visible, neighbors)
-        else:
-            best_scores, best_slots = _nearest(queries, stored, visible, neighbors)
-        keys, values = (_take_entries(x, best_slots) for x in (self._storage.keys, self._storage.values))
+        scores, slots = _nearest(queries, *self._searched(neighbors), neighbors)
+        keys, values = (_take_entries(x, slots) for x in (self._storage.keys, self._storage.values))
         if min(self.counts) < neighbors:
-            written = (best_scores > float("-inf"))[..., None]
+            written = (scores > float("-inf"))[..., None]
             keys, values = keys.mul_(written), values.mul_(written)
         return keys, values
+
+    def _searched(self, neighbors: int) -> tuple[Tensor, Tensor]:
+        """Keys (B, H, used, K) of the part of the storage that was ever written, and which of them (B, used) count."""
+        used = max(min(max(self.ends), self._storage.capacity), neighbors)
+        keys = self._storage.keys[:, :, :used]
+        return keys, self._visible(used, keys.device)
 
     def _visible(self, used: int, device: torch.device) -> Tensor:
         """(B, used): the storage slots that hold one of this value's entries."""

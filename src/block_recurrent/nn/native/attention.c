@@ -162,15 +162,6 @@ INLINE void weigh_backward(float *row, float *d_row, const float *bias, float *d
     }
 }
 
-static float dot(const float *x, const float *y, int K) {
-    vector sum = {0};
-    int k = 0;
-    for (; k + LANES <= K; k += LANES) sum += *(const vector *)(x + k) * *(const vector *)(y + k);
-    float total = sum_of(sum);
-    for (; k < K; k++) total += x[k] * y[k];
-    return total;
-}
-
 /* ---- Layouts ------------------------------------------------------------------------------------------------------ */
 
 /* Rows of a block with so many keys: as far as ROWS queries look, in whole panels. */

@@ -124,3 +124,12 @@ INLINE float largest_of(vector x) {
     for (int by = LANES / 2; by; by /= 2) x = choose(x > turned(x, by), x, turned(x, by));
     return x[0];
 }
+
+INLINE float dot(const float *x, const float *y, int K) {
+    vector sum = {0};
+    int k = 0;
+    for (; k + LANES <= K; k += LANES) sum += *(const vector *)(x + k) * *(const vector *)(y + k);
+    float total = sum_of(sum);
+    for (; k < K; k++) total += x[k] * y[k];
+    return total;
+}
