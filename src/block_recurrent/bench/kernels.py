@@ -16,9 +16,9 @@ SUMMARY = "the kernels in C beside torch, each alone and in a training step"
 EXAMPLE = "brt bench kernels --size tiny"
 NOTE = (
     "Forward and backward, both sides in turns, best of the repeats, at the shapes that one layer of rec-fixed-skip "
-    "has in a training step (attention, norm), that its loss has (cross-entropy), and of the whole step; search: one "
-    "block of the memorizing system, with a full memory. speedup: torch over kernels. A kernel that would be slower "
-    "than torch at a size is not used there: the speedup is then about 1."
+    "has in a training step (attention, norm), that its loss has (cross-entropy), and of the whole step; search: of "
+    "one block of the memorizing system with a full memory, and attention over what it finds. speedup: torch over "
+    "kernels. A kernel that would be slower than torch at a size is not used there: the speedup is then about 1."
 )
 SYSTEM = "rec-fixed-skip"
 
