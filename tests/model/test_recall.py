@@ -236,7 +236,7 @@ def filled(size, block, blocks, spare):
 
 
 @pytest.mark.parametrize("w", [1, 40])
-@pytest.mark.parametrize("blocks", [0, 1, 3, 9])
+@pytest.mark.parametrize("blocks", [0, 1, 3, 13])
 def test_attention_is_over_what_search_finds(w, blocks):
     """By the kernels where there are many queries, and without them."""
     recall = filled(size=96, block=16, blocks=blocks, spare=64)

@@ -88,6 +88,7 @@ def _processor() -> str:
 
 def peak_bytes_of(work: Callable[..., object], *arguments: Any) -> int:
     """The most memory that a process of its own has in use while it does this work, above what it starts with."""
+    give_back_freed_memory()  # which that process may need
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
         return pool.apply(_peak_bytes, (work, arguments))

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from block_recurrent.allocator import give_back_freed_memory
 from block_recurrent.bench.contenders import CONTENDERS, Setting
 from block_recurrent.bench.harness import best_seconds, peak_bytes_of
 from block_recurrent.errors import ConfigError, MissingExtraError
@@ -70,7 +69,6 @@ def _rows(part: str, names: list[str], setting: Setting, repeats: int, with_peak
             reasons[name] = f"does not run: {type(error).__name__}: {error}".split("\n")[0]
     best = best_seconds(steps, repeats)
     steps.clear()
-    give_back_freed_memory()  # peaks are measured in processes that need the room
     rows = []
     for name in names:
         row: dict[str, Any] = {"part": part, "model": name, "window": setting.window, "segment": setting.segment}

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.accounting import cost_of
-from block_recurrent.allocator import give_back_freed_memory
 from block_recurrent.bench.harness import best_seconds, make_room, peak_bytes_of
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import ConfigError, did_you_mean
@@ -71,7 +70,6 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     best = best_seconds(candidates | products, args.repeats + 1, clear=make_room)
     candidates.clear()
     common.clear()
-    give_back_freed_memory()  # peaks are measured in processes that need the room
     rate = max(flops / best[name] for name, (_, flops) in gemms.items())
     costs = {name: cost_of(config).flops_per_token for name, config in configs.items()}
     rows = []

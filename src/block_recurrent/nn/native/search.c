@@ -163,7 +163,8 @@ static void add_up(const float *weights, const float *scores, const int64_t *slo
                    float *restrict out, Search s) {
     memset(out, 0, s.K * sizeof(float));
     for (int j = 0; j < s.wanted; j++) {
-        const float *entry = entries + slots[j] * row, weight = scores[j] > -INFINITY ? weights[j] : 0;
+        if (scores[j] == -INFINITY) continue;
+        const float *entry = entries + slots[j] * row, weight = weights[j];
         for (int c = 0; c < s.K; c++) out[c] += weight * entry[c];
     }
 }
