@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 install: $(STAMP)
 
 # constraints.txt pins every package, so that two machines test the same thing (and pip takes torch's CPU build).
-$(STAMP): pyproject.toml constraints.txt $(wildcard src/block_recurrent/nn/native/*.[ch])
+$(STAMP): pyproject.toml constraints.txt $(wildcard src/block_recurrent/ops/cpp/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(STAMP)

@@ -30,6 +30,7 @@ SMALLER = [
     (r"--nproc-per-node \d+", "--standalone --nproc-per-node 2"),
     (r"build/pg19", "build/books"),
     (r"(brt train|block_recurrent train|highway.py train) (?!.*--steps)", r"\1 --steps 2 --lanes 2 "),
+    (r"prepare (installed|pypi:.*) --out", "prepare books/ --out"),  # the network; tests/data has these sources
     (r"brt recall", "brt recall --steps 3 --documents 4 --distance 64"),
 ]
 

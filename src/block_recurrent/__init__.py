@@ -15,8 +15,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "BlockRecurrentLM": "model.language_model",
     "DocumentMemory": "model.memory",
+    "Engine": "inference.engine",
     "ModelConfig": "config",
-    "Session": "generate.session",
+    "Session": "inference.session",
     "from_meliad": "model.meliad",
     "keep_freed_memory": "allocator",
     "preset": "presets",
@@ -25,6 +26,7 @@ _HOMES = {
 __all__ = [
     "BlockRecurrentLM",
     "DocumentMemory",
+    "Engine",
     "ModelConfig",
     "Session",
     "__version__",
@@ -36,7 +38,8 @@ __all__ = [
 if TYPE_CHECKING:
     from block_recurrent.allocator import keep_freed_memory
     from block_recurrent.config import ModelConfig
-    from block_recurrent.generate.session import Session
+    from block_recurrent.inference.engine import Engine
+    from block_recurrent.inference.session import Session
     from block_recurrent.model.language_model import BlockRecurrentLM
     from block_recurrent.model.meliad import from_meliad
     from block_recurrent.model.memory import DocumentMemory

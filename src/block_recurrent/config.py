@@ -55,6 +55,10 @@ class ModelConfig:
     """M: entries of that memory per lane and head."""
     memory_neighbors: int = 128
     """n: entries that a query retrieves."""
+    scale_init: float = 1.0
+    """Where the attention scales start: a logit is the head's scale times a cosine. 1 in the paper."""
+    gate_init: float = 0.5
+    """Share of the old state that a fixed gate keeps at the start. 0.5 in the paper."""
     dropout: float = 0.05
     """Dropout after the first norm, after the MLP and before the logits."""
     attention_dropout: float = 0.05
@@ -67,6 +71,8 @@ class ModelConfig:
             object.__setattr__(self, name, _layer_numbers(name, getattr(self, name), self.num_layers))
         for name in ("dropout", "attention_dropout"):
             _check_rate(name, getattr(self, name))
+        for name, low, high in (("scale_init", 0, float("inf")), ("gate_init", 0, 1)):
+            _check_between(name, getattr(self, name), low, high)
         for name in ("gate_bias", "gate_tanh"):
             _check_type(name, getattr(self, name), (bool, type(None)), "true, false or unset")
         _check_type("feedback", self.feedback, (bool,), "true or false")
@@ -100,12 +106,17 @@ class ModelConfig:
         """`gate_tanh`, or the paper's way where it is unset."""
         return self.gate == "lstm" if self.gate_tanh is None else self.gate_tanh
 
+    @property
+    def eos_token_id(self) -> int:
+        """The document mark, last in the vocabulary: it comes before a document, and as a prediction ends it."""
+        return self.vocab_size - 1
+
     def layer_reads_state(self, layer: int) -> bool:
         """Whether layer number `layer` (from 1) cross-attends to a recurrent state."""
         return layer in self.recurrent_layers or self.feedback
 
     def shape_json(self) -> str:
-        """What models must have in common to share weights and memories: all but segment and dropout."""
+        """What models must have in common to share weights and memories: all but segment, dropout, initial values."""
         fields = self.to_dict() | {"gate_bias": self.has_gate_bias, "gate_tanh": self.has_gate_tanh}
         return json.dumps({k: v for k, v in fields.items() if k not in _NOT_SHAPE}, sort_keys=True)
 
@@ -137,7 +148,7 @@ _SIZES = (
     "memory_size",
     "memory_neighbors",
 )
-_NOT_SHAPE = ("segment", "dropout", "attention_dropout")
+_NOT_SHAPE = ("segment", "dropout", "attention_dropout", "scale_init", "gate_init")
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,6 +173,11 @@ def _check_positive(name: str, value: Any) -> None:
 def _check_rate(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
         raise ConfigError(f"{name} is {value!r}: it must be a number from 0 up to, but not including, 1")
+
+
+def _check_between(name: str, value: Any, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value < high:
+        raise ConfigError(f"{name} is {value!r}: it must be a number between {low} and {high}")
 
 
 def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:

@@ -15,8 +15,9 @@ from block_recurrent.analysis.removal import Removal
 from block_recurrent.analysis.report import ReportData, Side, write_report
 from block_recurrent.analysis.words import TokenText
 from block_recurrent.data import load_tokenizer
-from block_recurrent.data.tokenizer import Tokenizer
+from block_recurrent.data.tokenizers.base import Tokenizer
 from block_recurrent.evaluate.cumulative import CumulativeCurve, Curve
+from block_recurrent.evaluate.headroom import headroom_of
 from block_recurrent.evaluate.measures import Score
 
 WINDOW, SEGMENT = 64, 512
@@ -80,7 +81,12 @@ def write_made_report(
     )
     tops = (find_top(documents, 20, sign, WINDOW, SEGMENT) for sign in (1, -1))
     curves = (_curve(documents[0].bits_a), _curve(documents[0].bits_b))
-    comparison = Comparison("made A", "made B", WINDOW, SEGMENT, documents, *curves, *tops)
+    tokens_of = [d.text.tokens for d in documents]
+    headroom = tuple(
+        headroom_of(tokens_of, bits, WINDOW, 3 * WINDOW)
+        for bits in ([d.bits_a for d in documents], [d.bits_b for d in documents])
+    )
+    comparison = Comparison("made A", "made B", WINDOW, SEGMENT, documents, *curves, *tops, headroom)
     inspection = _inspection("first", max(2, tokens // WINDOW))
     removals = [Removal(3, count, 4.0, 4.0 + count / 100, 4.001) for count in (1, 4, 16, 32)]
     write_report(

@@ -60,7 +60,10 @@ def test_two_runs(rec: Path, slide: Path, corpus: Corpus, tmp_path: Path, capsys
         report["b"]["bits_per_token"] - report["a"]["bits_per_token"]
     )
     assert report["a"]["config"]["model.num_layers"] == 3
-    assert "|" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "|" in printed
+    left = [report["headroom"][side]["bands"][-1]["bigram"] for side in "ab"]
+    assert f"rec-fixed-skip {left[0]:.4f}, slide-plus {left[1]:.4f}" in printed
     scores = tmp_path / "scores.json"
     assert main(["eval", str(slide), "--data", str(corpus.folder), "--json", str(scores)]) == 0
     assert json.loads(scores.read_text())["bits_per_token"] == pytest.approx(report["b"]["bits_per_token"], abs=1e-5)

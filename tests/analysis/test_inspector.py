@@ -50,7 +50,7 @@ def test_states_and_reading(
 
 def test_reading_is_the_attention_of_the_model(make_reader: Callable[..., BlockRecurrentLM], monkeypatch: Any) -> None:
     """With values that tell vectors apart, the model's own attention shows the shares."""
-    from block_recurrent.model import layers as layers_module
+    from block_recurrent.model import layer as layer_module
 
     model = make_reader("rec-fixed-skip", num_states=12, head_dim=12, num_heads=4)
     shares = []
@@ -61,7 +61,7 @@ def test_reading_is_the_attention_of_the_model(make_reader: Callable[..., BlockR
         return weights @ v
 
     found = inspect(model, TOKENS)
-    monkeypatch.setattr(layers_module, "attend", attend_with_unit_values)
+    monkeypatch.setattr(layer_module, "attend", attend_with_unit_values)
     read = torch.tensor([[256, *TOKENS.tolist()]])
     memory = None
     for block in range(len(found.layers[0].read)):

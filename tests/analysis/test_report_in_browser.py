@@ -38,7 +38,7 @@ def test_opens_with_everything_drawn(page: Any) -> None:
     assert page.title() == "made A against made B"
     assert page.locator("#cards .card").count() == 6
     assert page.locator("#top-a tbody tr").count() > 3
-    for canvas in ("spikes", "distances", "cumulative"):
+    for canvas in ("spikes", "distances", "headroom-distances", "cumulative"):
         drawn = page.evaluate(
             """(id) => { const c = document.getElementById(id);
                          const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
@@ -46,6 +46,7 @@ def test_opens_with_everything_drawn(page: Any) -> None:
             canvas,
         )
         assert drawn > 3, f"{canvas} is empty"
+    assert page.locator("#headroom-bands tbody tr").count() == 4
     assert page.locator("#memory canvas").count() == 5
     assert page.locator("#definitions dt").count() >= 8
     assert page.locator("#configurations details").count() == 2

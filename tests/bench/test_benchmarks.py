@@ -13,7 +13,7 @@ from block_recurrent.bench.contenders import FullAttentionStep, OurStep, Setting
 from block_recurrent.bench.harness import best_seconds, peak_bytes_of
 from block_recurrent.bench.steptime import TrainingStep
 from block_recurrent.cli.main import main
-from block_recurrent.nn.native import library
+from block_recurrent.ops import cpp
 from block_recurrent.presets import preset
 
 
@@ -46,7 +46,7 @@ def test_steptime_of_a_changed_model(tmp_path: Path) -> None:
     assert changed != plain
 
 
-@pytest.mark.skipif(library() is None, reason="this installation has no kernels (brt doctor)")
+@pytest.mark.skipif(cpp.LIBRARY is None, reason="this installation has no kernels (brt doctor)")
 def test_kernels(tmp_path: Path) -> None:
     command = "bench kernels --size micro --repeats 1 --vocab-size 50 --json"
     assert main([*command.split(), str(tmp_path / "x.json")]) == 0

@@ -119,6 +119,10 @@ def test_tokenizer_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["data", "verify", "{out}"], "is not prepared data"),
         (["data", "show", "{out}", "x"], "is not prepared data"),
         (["tokenizer", "train", "{source}", "--out", "{out}", "--vocab-size", "100"], "--vocab-size must be 512 to"),
+        (
+            ["tokenizer", "train", "{source}", "--out", "{out}", "--vocab-size", "600", "--test", "2"],
+            "the share --test must be 0 to 1",
+        ),
         (["bench", "nothing"], "invalid choice: 'nothing'"),
     ],
 )

@@ -14,7 +14,7 @@ from block_recurrent.cli.main import COMMANDS, main
 def test_doctor_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert set(facts) == {"versions", "machine", "choices", "speed", "extras"}
+    assert set(facts) == {"versions", "machine", "choices", "kernels", "speed", "extras"}
     assert facts["choices"]["--dtype auto"] in ("float32", "bfloat16")
     assert facts["machine"]["threads of torch"] >= 1
     assert facts["choices"]["kernels in C"].startswith(("in use", "missing"))

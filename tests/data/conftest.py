@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from block_recurrent.data import Corpus
-from block_recurrent.data.prepare import PrepareSettings, prepare
-from block_recurrent.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
-from block_recurrent.data.train_subwords import train_tokenizer
+from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
+from block_recurrent.data.tokenizers.base import ByteTokenizer, Tokenizer, load_tokenizer
+from block_recurrent.data.tokenizers.training import train_tokenizer
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from block_recurrent.data import Corpus, LaneStream
-from block_recurrent.data.corpus import manifest_digest
-from block_recurrent.data.prepare import PrepareSettings, prepare
-from block_recurrent.data.summary import summarize
-from block_recurrent.data.tokenizer import ByteTokenizer, Tokenizer
-from block_recurrent.data.verify import problems
+from block_recurrent.data.corpus.corpus import manifest_digest
+from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
+from block_recurrent.data.corpus.report import problems, summarize
+from block_recurrent.data.tokenizers.base import ByteTokenizer, Tokenizer
 from block_recurrent.errors import DataError, FileFormatError
 
 FILES = {"train/a.txt": b"one two", "train/b.txt": b"three", "test/c.txt": "vier fünf".encode()}

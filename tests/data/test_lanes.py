@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from block_recurrent.data.dealing import Dealer
-from block_recurrent.data.lanes import LaneStream, Step
+from block_recurrent.data.streams.lanes import LaneSchedule, LaneStream, Step
 from block_recurrent.errors import DataError
 
 MARK = 1000
@@ -23,7 +22,7 @@ MARK = 1000
 class Texts:
     """Documents in memory; document i holds i * 50, i * 50 + 1, ... so that any token tells where it is from."""
 
-    mark = MARK
+    eos_token_id = MARK
     fingerprint = "texts"
 
     def __init__(self, lengths: list[int]) -> None:
@@ -182,8 +181,11 @@ def test_closing_and_going_on_loses_nothing() -> None:
 
 def test_orders_differ_between_epochs_and_seeds_and_repeat_with_the_seed() -> None:
     def orders(seed: int) -> list[list[int]]:
-        dealer = Dealer(np.full(40, 9), lanes=1, segment=10, seed=seed, one_pass=False)
-        return [[place.document for place in (dealer.deal()[0] for _ in range(40)) if place] for _ in range(3)]
+        schedule = LaneSchedule(np.full(40, 9), lanes=1, segment=10, seed=seed, one_pass=False)
+        return [
+            [position.document for position in (schedule.next_step()[0] for _ in range(40)) if position]
+            for _ in range(3)
+        ]
 
     one, two, three = orders(1)
     assert sorted(one) == sorted(two) == list(range(40))
@@ -204,8 +206,8 @@ def test_lanes_end_an_epoch_closer_together_than_with_a_plain_shuffle() -> None:
 
     ours, shuffled = [], []
     for seed in range(20):
-        dealer = Dealer(document_lengths, lanes, segment, seed, one_pass=False)
-        ours.append(spread(dealer._queue))
+        schedule = LaneSchedule(document_lengths, lanes, segment, seed, one_pass=False)
+        ours.append(spread(schedule._queue))
         shuffled.append(spread(np.random.default_rng(seed).permutation(len(needed))))
     assert np.mean(ours) < np.mean(shuffled) / 3
     assert max(ours) < needed.max() / 2
@@ -244,17 +246,14 @@ def test_an_error_while_reading_reaches_the_reader() -> None:
 
 
 def test_a_forgotten_stream_ends_its_thread() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     stream = LaneStream(Texts([30, 7]), "train", 1, 4)
     next(stream)
-    assert threading.active_count() == before + 1
+    (thread,) = set(threading.enumerate()) - before
     del stream
     gc.collect()
-    for _ in range(50):
-        if threading.active_count() == before:
-            return
-        threading.Event().wait(0.05)
-    pytest.fail("the thread goes on")
+    thread.join(5)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from block_recurrent.data import Corpus
-from block_recurrent.data.prepare import PrepareSettings, prepare
-from block_recurrent.data.tokenizer import ByteTokenizer, Tokenizer
+from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
+from block_recurrent.data.sources.document import Remarks
+from block_recurrent.data.tokenizers.base import ByteTokenizer, Tokenizer
 from block_recurrent.errors import DataError
 
 from .data_helpers import left_out, names
@@ -148,16 +149,16 @@ def test_duplicate_names_keep_the_first_and_list_the_others(tmp_path: Path) -> N
 def test_a_file_that_fails_in_the_middle_is_taken_back_out(
     make_corpus: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from block_recurrent.data import files
+    from block_recurrent.data.sources import text
 
-    real = files._valid
+    real = text._valid
 
-    def fails(chunk: bytes, name: str, remarks: files.Remarks) -> bytes:
+    def fails(chunk: bytes, name: str, remarks: Remarks) -> bytes:
         if b"BAD" in chunk:
             raise OSError(errno.EIO, "Input/output error")
         return real(chunk, name, remarks)
 
-    monkeypatch.setattr(files, "_valid", fails)
+    monkeypatch.setattr(text, "_valid", fails)
     corpus = make_corpus({"train/a": b"first", "train/b": b"x" * 3_000_000 + b"BAD", "train/c": b"last"})
     assert left_out(corpus) == {"train/b": "can't be read (Input/output error)"}
     assert (corpus.folder / "train.bin").stat().st_size == 2 * len("firstlast")
@@ -167,7 +168,7 @@ def test_a_file_that_fails_in_the_middle_is_taken_back_out(
 def test_a_full_disk_is_one_clear_line_and_leaves_nothing(
     make_corpus: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from block_recurrent.data.writing import TokenWriter
+    from block_recurrent.data.corpus.token_files import TokenWriter
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -182,9 +183,9 @@ def test_a_full_disk_is_one_clear_line_and_leaves_nothing(
 def test_a_full_disk_is_noticed_when_the_last_bytes_are_written(
     make_corpus: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from block_recurrent.data import writing
+    from block_recurrent.data.corpus import token_files
 
-    monkeypatch.setattr(writing, "token_file", lambda split: "/dev/full")
+    monkeypatch.setattr(token_files, "token_file", lambda split: "/dev/full")
     with pytest.raises(DataError, match="the disk is full"):
         make_corpus({"train/a.txt": b"text"})
     assert not (tmp_path / "out").exists()
@@ -233,14 +234,14 @@ def test_a_failed_replacement_keeps_the_old_folder(
     make_corpus: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_corpus({"train/a.txt": b"one"})
-    rename = os.rename
+    rename = os.replace
 
     def fails(source: Path, target: Path) -> None:
-        if str(source).endswith(".partial"):
+        if str(source).endswith("out.part"):
             raise OSError(errno.EIO, "Input/output error")
         rename(source, target)
 
-    monkeypatch.setattr(os, "rename", fails)
+    monkeypatch.setattr(os, "replace", fails)
     with pytest.raises(DataError, match="Input/output error"):
         make_corpus({"train/a.txt": b"two"}, overwrite=True)
     assert Corpus(tmp_path / "out").text("train/a.txt") == "one"
@@ -250,8 +251,8 @@ def test_a_failed_replacement_keeps_the_old_folder(
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from block_recurrent.data.prepare import PrepareSettings, prepare
-from block_recurrent.data.tokenizer import ByteTokenizer
+from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
+from block_recurrent.data.tokenizers.base import ByteTokenizer
 
 def progress(documents, size):
     print("going", flush=True)
@@ -288,7 +289,7 @@ def test_a_killed_run_leaves_nothing_that_looks_finished_and_the_next_one_works(
     assert not (tmp_path / "out").exists()
     with pytest.raises(DataError, match="is not prepared data"):
         Corpus(tmp_path / "out")
-    assert (tmp_path / ".out.partial").is_dir()
+    assert (tmp_path / ".out.part").is_dir()
     assert make_corpus({"train/b.txt": b"text"}).text("train/b.txt") == "text"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from block_recurrent.data.files import LeftOut, Remarks
-from block_recurrent.data.sources import Document, deal_split, find_documents, total_size
+from block_recurrent.data.sources import find_documents, total_size
+from block_recurrent.data.sources.document import Document, LeftOut, Remarks, deal_split
 from block_recurrent.errors import DataError, MissingExtraError
 
 
@@ -213,7 +213,9 @@ def test_the_standard_library() -> None:
 
 
 def test_a_source_that_is_not_there() -> None:
-    with pytest.raises(DataError, match="there is no source 'nowhere'; give a file, a folder, 'stdlib' or 'hf:NAME'"):
+    with pytest.raises(
+        DataError, match="there is no source 'nowhere'; give a file, a folder, 'stdlib', 'installed', 'pypi:"
+    ):
         find_documents("nowhere")
 
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from block_recurrent.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
-from block_recurrent.data.train_subwords import train_tokenizer
+from block_recurrent.data.sources.document import deal_split
+from block_recurrent.data.tokenizers.base import ByteTokenizer, Tokenizer, load_tokenizer
+from block_recurrent.data.tokenizers.training import train_tokenizer
 from block_recurrent.data.utf8 import last_character_end
 from block_recurrent.errors import DataError
 
@@ -198,6 +199,19 @@ def test_training_uses_the_training_documents_only_and_has_the_size_asked_for(tm
     assert tokenizer.size == 600
     assert len(tokenizer.encode(" walrus")) == 1
     assert len(tokenizer.encode(" xylophone")) > 3
+
+
+def test_held_out_documents_of_any_share_are_not_trained_on(tmp_path: Path) -> None:
+    files = [f"{number}.txt" for number in range(99) if deal_split(f"{number}.txt", 0.05, 0.05) == "train"]
+    trained = next(name for name in files if deal_split(name, 0.3, 0.3) == "train")
+    held_out = next(name for name in files if deal_split(name, 0.3, 0.3) != "train")
+    for name, word in ((trained, "walrus "), (held_out, "xylophone ")):
+        (tmp_path / name).write_text("".join(f"{word}{number} ".replace("0", "o") for number in range(4000)))
+    tokenizer = train_tokenizer([str(tmp_path)], 600, validation=0.3, test=0.3)
+    assert len(tokenizer.encode(" walrus")) == 1
+    assert len(tokenizer.encode(" xylophone")) > 3
+    with pytest.raises(DataError, match="the share --test must be 0 to 1, not 2"):
+        train_tokenizer([str(tmp_path)], 600, test=2)
 
 
 def test_a_large_alphabet_fits_a_small_vocabulary(tmp_path: Path) -> None:

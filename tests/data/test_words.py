@@ -7,7 +7,7 @@ from functools import reduce
 from hypothesis import given
 from hypothesis import strategies as st
 
-from block_recurrent.data.words import NOTHING, Counts, count
+from block_recurrent.data.utf8 import NOTHING, Counts, count
 
 SPACES = "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
 texts = st.text() | st.text(st.sampled_from(SPACES + "abé漢\u2019\x1b\x08"))

@@ -9,7 +9,7 @@ import pytest
 
 from block_recurrent.data import Tokenizer
 
-from ..generate.conftest import byte_tokenizer, make_reader, make_run, subwords
+from ..inference.conftest import byte_tokenizer, make_reader, make_run, subwords
 
 __all__ = ["byte_tokenizer", "make_reader", "make_run", "subwords"]
 

@@ -26,9 +26,12 @@ def folder(make_reader: Callable, make_run: Callable, tmp_path: Path, monkeypatc
 
 
 def test_writing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = python_of("writing.md")
-    exec(code, {})
+    session, engine = python_of("writing.md")
+    exec(session, {})
     assert capsys.readouterr().out
+    names: dict = {}
+    exec(engine, names)
+    assert names["memory"].tokens_read == [110]
     assert (folder / "book.memory").is_file()
 
 

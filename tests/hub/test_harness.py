@@ -15,7 +15,7 @@ from lm_eval.api.registry import get_model
 from block_recurrent import Session
 from block_recurrent.cli.main import main
 from block_recurrent.data import Tokenizer, load_tokenizer
-from block_recurrent.data.prepare import PrepareSettings, prepare
+from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
 from block_recurrent.errors import DataError, InputError
 from block_recurrent.hub.harness import BlockRecurrentHarness, evaluate
 from block_recurrent.hub.harness import main as harness_main

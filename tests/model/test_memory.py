@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import pickle
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from block_recurrent import BlockRecurrentLM, DocumentMemory
+from block_recurrent import BlockRecurrentLM, DocumentMemory, preset
 from block_recurrent.errors import FileFormatError, InputError, MemoryMismatchError
 from block_recurrent.model import memory_file
 
@@ -368,3 +369,23 @@ def test_a_full_disk_leaves_the_old_file(model, memory, path, tokens, monkeypatc
         with pytest.raises(FileFormatError, match=r"can't be written to .*: No space left on device"):
             model(tokens(3, 9), memory)[1].save(path)
     assert same(DocumentMemory.load(path), memory)
+
+
+@pytest.mark.parametrize("name", ["slide", "rec-fixed-skip", "memorizing"])
+def test_pickles_and_copies_go_on_as_the_memory_itself(name, tmp_path):
+    torch.manual_seed(0)
+    model = BlockRecurrentLM(preset(name, "micro", vocab_size=30)).eval()
+    tokens = torch.randint(0, 30, (2, 50))
+    with torch.no_grad():
+        _, memory = model(tokens)
+        expected, _ = model(tokens, memory)
+        torch.save(memory, tmp_path / "memory.pt")
+        loaded = torch.load(tmp_path / "memory.pt", weights_only=False)
+        for other in (copy.deepcopy(memory), pickle.loads(pickle.dumps(memory)), loaded):
+            assert torch.equal(model(tokens, other)[0], expected)
+
+
+def test_a_short_repr():
+    memory = DocumentMemory.empty(preset("rec-fixed-skip", "micro", vocab_size=30), lanes=7)
+    assert len(repr(memory)) < 150
+    assert "7 lanes" in repr(memory)

@@ -98,11 +98,11 @@ def compare_memory(model, memory, documents):
             assert (layer.state is None) == (number not in document.states)
             if layer.state is not None:
                 assert_close(layer.state[lane], document.states[number], f"state of {what}")
-            if layer.recall is not None:
+            if layer.knn is not None:
                 committed = document.length - document.length % model.config.window
-                held = range(max(0, committed - layer.recall.size), committed)
-                assert layer.recall.counts[lane] == len(held)
-                for name, found in zip(("keys", "values"), layer.recall.tensors(), strict=True):
+                held = range(max(0, committed - layer.knn.size), committed)
+                assert layer.knn.counts[lane] == len(held)
+                for name, found in zip(("keys", "values"), layer.knn.tensors(), strict=True):
                     expected = entries(getattr(document, name), number, held, layer.keys)
                     assert_close(found[lane, :, : len(held)], expected, f"recalled {name} of {what}")
                     assert not found[lane, :, len(held) :].any()

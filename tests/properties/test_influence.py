@@ -130,7 +130,7 @@ def test_changing_what_is_remembered_changes_every_logit(make_model, tokens):
     model = make_model("memorizing")
     W = model.config.window
     one, two = (model(tokens(1, 5 * W, seed=seed))[1] for seed in (0, 1))
-    mixed = [replace(a, recall=b.recall) for a, b in zip(one.layers, two.layers, strict=True)]
+    mixed = [replace(a, knn=b.knn) for a, b in zip(one.layers, two.layers, strict=True)]
     text = tokens(1, W, seed=2)
     change = model(text, replace(one, layers=tuple(mixed)))[0] - model(text, one)[0]
     assert (change.abs().amax(dim=2) > 1e-9).all()

@@ -133,7 +133,7 @@ def test_weights_that_change_change_what_a_memory_shows(system, make_model, toke
         _, memory = model(tokens(1, W + 1))
         _, memory = model(tokens(1, 1), memory)
         plain = DocumentMemory(
-            tuple(LayerMemory(x.keys, x.values, x.state, x.recall) for x in memory.layers),
+            tuple(LayerMemory(x.keys, x.values, x.state, x.knn) for x in memory.layers),
             memory.tokens_read,
             memory.config,
         )

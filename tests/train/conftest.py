@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from block_recurrent.data import load_tokenizer
-from block_recurrent.data.prepare import PrepareSettings, prepare
+from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
 from block_recurrent.run_config import RunConfig, merge, resolve
 
 FAMILIES = ("xl", "slide", "rec-fixed-skip", "rec-lstm-dual", "feedback-lstm-single", "memorizing")

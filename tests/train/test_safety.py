@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from block_recurrent.checkpoint import find_checkpoint, folders, list_checkpoints, load_run, read_weights
 from block_recurrent.data import LaneStream, load_tokenizer
-from block_recurrent.data.prepare import PrepareSettings, prepare
+from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
 from block_recurrent.errors import CheckpointError, ConfigError, TrainingError
 from block_recurrent.model.language_model import BlockRecurrentLM, Loss
 from block_recurrent.run_config import RunConfig

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from block_recurrent.analysis.words import NEVER, TokenText
 from block_recurrent.data import Corpus
 from block_recurrent.evaluate.cumulative import CumulativeCurve, Curve
+from block_recurrent.evaluate.headroom import Headroom, headroom_of
 from block_recurrent.evaluate.measures import Score, score_of, total
 from block_recurrent.evaluate.scoring import DEFAULT_LANES, score
 from block_recurrent.evaluate.state_edits import StateEdit
@@ -95,6 +96,8 @@ class Comparison:
     """Where A is better, the largest difference first."""
     top_b: tuple[TopToken, ...]
     """Where B is better."""
+    headroom: tuple[Headroom, ...] = ()
+    """What a cache of the document would still save A, and B; window and reach are A's in both."""
 
     @property
     def total_a(self) -> Score:
@@ -146,8 +149,10 @@ def compare(
         for info, text, mine, theirs in zip(infos, texts, bits_a, bits_b, strict=True)
     )
     window, segment = a.model.config.window, a.model.config.segment
-    tops = (find_top(documents, top, sign, window, segment) for sign in (1, -1))
-    return Comparison(a.label, b.label, window, segment, documents, curve_a, curve_b, *tops)
+    top_a, top_b = (find_top(documents, top, sign, window, segment) for sign in (1, -1))
+    reach = window * a.model.config.num_layers
+    headroom = tuple(headroom_of(texts, bits, window, reach) for bits in (bits_a, bits_b))
+    return Comparison(a.label, b.label, window, segment, documents, curve_a, curve_b, top_a, top_b, headroom)
 
 
 def _losses(

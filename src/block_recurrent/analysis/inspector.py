@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from block_recurrent.evaluate.state_edits import check_recurrent, initial_states
+from block_recurrent.inference.engine import Engine
 from block_recurrent.model.cell import RecurrentCell
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
-from block_recurrent.nn.attention import split_heads
 from block_recurrent.nn.gates import Gate
-from block_recurrent.nn.norm import unit_length
+from block_recurrent.ops import split_heads, unit_length
 
 MOST_CHANGED = 10
 
@@ -34,7 +34,7 @@ class LayerInspection:
     layer: int
     """Counted from 1."""
     gates: dict[str, NDArray[np.float64]]
-    """(T,) mean openness by gate: `keep` of a fixed gate, `forget` and `input` of an LSTM gate."""
+    """(T,) mean activations by gate: `keep` of a fixed gate, `forget` and `input` of an LSTM gate."""
     state_norm: NDArray[np.float64]
     """(T,) mean length of a state vector after the block."""
     change: NDArray[np.float64]
@@ -75,7 +75,7 @@ class _Trace:
     written: list[NDArray[np.float32]] = field(default_factory=list)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def inspect(
     model: BlockRecurrentLM,
     tokens: NDArray[Any],
@@ -84,8 +84,9 @@ def inspect(
 ) -> Inspection:
     """Read one document (tokens without its mark) and watch the state."""
     check_recurrent(model.config)
-    device, W = model.embedding.weight.device, model.config.window
-    read = np.concatenate([[model.config.vocab_size - 1], tokens]).astype(np.int64)
+    engine = Engine(model)  # of its own: others must not see the hooks
+    model, W = engine.snapshot.model, model.config.window
+    read = np.concatenate([[model.config.eos_token_id], tokens]).astype(np.int64)
     blocks = len(read) // W
     cells = {i: layer.cell for i, layer in enumerate(model.layers) if isinstance(layer.cell, RecurrentCell)}
     traces = {i: _Trace() for i in cells}
@@ -93,8 +94,7 @@ def inspect(
     memory: DocumentMemory | None = None
     with _watched(model, traces) as inputs:
         for block in range(blocks):
-            piece = torch.from_numpy(read[block * W : (block + 1) * W])[None].to(device)
-            _, memory = model.hidden(piece, memory)
+            _, memory = engine.prefill([read[block * W : (block + 1) * W]], memory)
             for i, trace in traces.items():
                 after = memory.layers[i].state
                 assert after is not None
@@ -164,7 +164,7 @@ def _watched(model: BlockRecurrentLM, traces: dict[int, _Trace]) -> Iterator[dic
 
     def note_gate(trace: _Trace, name: str) -> Callable[..., None]:
         def hook(gate: Gate, args: tuple[Tensor, ...], output: Tensor) -> None:
-            for kind, mean in gate.openness(args[0]).items():
+            for kind, mean in gate.activations(args[0]).items():
                 trace.gates.setdefault(f"{name} {kind}", []).append(mean.item())
 
         return hook

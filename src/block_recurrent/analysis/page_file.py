@@ -12,7 +12,7 @@ from typing import Any
 
 from block_recurrent import __version__
 from block_recurrent.errors import DataError
-from block_recurrent.whole_file import written_aside
+from block_recurrent.io.atomic import atomic_file
 
 SCRIPTS = ("charts.js", "bars.js", "book.js", "tables.js", "report.js")
 
@@ -35,7 +35,7 @@ def write_page(path: Path, title: str, subtitle: str, bodies: list[str], data: d
 def write_whole(path: Path, text: str) -> None:
     """A text file, all of it or nothing."""
     try:
-        with written_aside(path) as aside:
+        with atomic_file(path) as aside:
             aside.write_text(text, encoding="utf-8")
     except OSError as error:
         raise DataError(f"can't write '{path}': {error.strerror or error}") from None

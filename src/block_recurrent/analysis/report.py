@@ -18,6 +18,7 @@ from block_recurrent.analysis.comparison import (
 from block_recurrent.analysis.packing import pack_document
 from block_recurrent.analysis.page_file import finite, write_page, write_whole
 from block_recurrent.analysis.words import DISTANCE_RULE, NAME_RULE, WORD_RULE
+from block_recurrent.evaluate.headroom import DEFINITIONS as HEADROOM_DEFINITIONS
 from block_recurrent.evaluate.measures import DEFINITIONS, MEASURES, Score, bootstrap
 
 TOKENS_IN_PAGE = 2_000_000
@@ -54,7 +55,8 @@ def write_report(folder: Path, data: ReportData) -> None:
     """Write `report.json` and `report.html` into the folder."""
     numbers = report_numbers(data)
     write_whole(folder / "report.json", json.dumps(finite(numbers), indent=1, ensure_ascii=False) + "\n")
-    page = {key: numbers[key] for key in ("window", "segment", "top_a", "top_b", "by_distance", "definitions")}
+    shown = ("window", "segment", "top_a", "top_b", "by_distance", "headroom", "definitions")
+    page = {key: numbers[key] for key in shown}
     page |= {
         "a": dataclasses.asdict(data.a),
         "b": dataclasses.asdict(data.b),
@@ -94,6 +96,7 @@ def report_numbers(data: ReportData) -> dict[str, Any]:
             for side, tops in (("top_a", found.top_a), ("top_b", found.top_b))
         },
         "by_distance": [dataclasses.asdict(bucket) for bucket in gain_by_distance(found)],
+        "headroom": {side: headroom.to_dict() for side, headroom in zip("ab", found.headroom, strict=False)},
         "cumulative": {"a": found.curve_a.to_dict(), "b": found.curve_b.to_dict()},
         "documents": [
             {"name": d.name, "tokens": len(d.text), "a": d.score_a.to_dict(), "b": d.score_b.to_dict()}
@@ -116,6 +119,7 @@ def definitions() -> dict[str, str]:
         "cumulative cross-entropy": (
             "at x: mean bits per token over the first x tokens of every document that is at least x long"
         ),
+        **{term if term == "headroom" else f"headroom: {term}": text for term, text in HEADROOM_DEFINITIONS.items()},
     }
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from block_recurrent.bench.harness import best_seconds
 
 if TYPE_CHECKING:
-    from block_recurrent.data.tokenizer import Tokenizer
+    from block_recurrent.data.tokenizers.base import Tokenizer
 
 SUMMARY = "throughput of 'brt data prepare' beside a bare loop over the same files"
 EXAMPLE = "brt bench data --json build/bench-data.json"
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     """One row per tokenizer."""
-    from block_recurrent.data.tokenizer import ByteTokenizer, load_tokenizer
+    from block_recurrent.data.tokenizers.base import ByteTokenizer, load_tokenizer
 
     with tempfile.TemporaryDirectory(prefix="brt-bench-") as name:
         work = Path(name)
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _row(name: str, tokenizer: Tokenizer, folder: Path, rounds: int) -> dict[str, Any]:
-    from block_recurrent.data.prepare import PrepareSettings, prepare
+    from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
 
     paths = sorted(folder.iterdir())
     settings = PrepareSettings((str(folder),))
@@ -77,8 +77,8 @@ def _row(name: str, tokenizer: Tokenizer, folder: Path, rounds: int) -> dict[str
 
 
 def _texts(source: str) -> Iterator[bytes]:
-    from block_recurrent.data.files import LeftOut, Remarks
     from block_recurrent.data.sources import find_documents
+    from block_recurrent.data.sources.document import LeftOut, Remarks
 
     for found in find_documents(source):
         if not isinstance(found, LeftOut):
@@ -86,7 +86,7 @@ def _texts(source: str) -> Iterator[bytes]:
 
 
 def _train(texts: list[bytes], work: Path) -> Tokenizer:
-    from block_recurrent.data.train_subwords import train_tokenizer
+    from block_recurrent.data.tokenizers.training import train_tokenizer
 
     sample = work / "train"
     return train_tokenizer([str(_lay_out(texts, sample, TRAINING_BYTES))], 8000)

@@ -8,11 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from block_recurrent.config import ModelConfig
-from block_recurrent.model.loss import cross_entropy
-from block_recurrent.nn.attention import merge_heads, split_heads
 from block_recurrent.nn.linear import linear, normal
 from block_recurrent.nn.mlp import MLP
-from block_recurrent.nn.norm import RMSNorm, unit_length
+from block_recurrent.nn.norm import RMSNorm
+from block_recurrent.ops import cross_entropy, merge_heads, split_heads, unit_length
 
 
 class FullAttentionLM(nn.Module):

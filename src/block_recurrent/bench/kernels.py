@@ -32,17 +32,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     """One row for each kernel, and one for the step."""
-    from block_recurrent.nn.native import library, switched_off
+    from block_recurrent.ops import backend, cpp
 
-    if library() is None:
+    if cpp.LIBRARY is None:
         raise ConfigError("this installation has no kernels to measure: 'brt doctor' says why")
     config = preset(SYSTEM, args.size, vocab_size=args.vocab_size, dropout=0.0, attention_dropout=0.0)
     lanes = args.lanes or (preset_lanes(SYSTEM, args.size) if args.size in ("tiny", "small") else 1)
     rows = []
     for name, work in _works(config, lanes).items():
+        torch_backend = "chunked" if name == "cross-entropy" else "tiled"
 
-        def without(work: Callable[[], object] = work) -> None:
-            with switched_off():
+        def without(work: Callable[[], object] = work, torch_backend: str = torch_backend) -> None:
+            with backend(torch_backend):
                 work()
 
         best = best_seconds({"kernels": work, "torch": without}, args.repeats + 1)
@@ -55,9 +56,8 @@ def _works(config: ModelConfig, lanes: int) -> dict[str, Callable[[], object]]:
     import torch
 
     from block_recurrent.bench.steptime import TrainingStep, full_memory
-    from block_recurrent.model.loss import cross_entropy
-    from block_recurrent.nn.attention import window_attention
     from block_recurrent.nn.norm import RMSNorm
+    from block_recurrent.ops import cross_entropy, window_attention
 
     torch.manual_seed(0)
     N, W, H, K, D = config.segment, config.window, config.num_heads, config.head_dim, config.d_model
@@ -78,11 +78,11 @@ def _works(config: ModelConfig, lanes: int) -> dict[str, Callable[[], object]]:
         torch.autograd.grad(cross_entropy(hidden, table, targets, targets >= 0).total, (hidden, table))
 
     memorizing = replace(config, recurrent_layers=(), memory_layers=(1,), num_layers=1)
-    recall = full_memory(memorizing, lanes).layers[0].recall
-    assert recall is not None
+    memory = full_memory(memorizing, lanes).layers[0].knn
+    assert memory is not None
 
     def search() -> None:
-        torch.autograd.grad(recall.attend(q[:, :, :W], config.memory_neighbors).sum(), q)
+        torch.autograd.grad(memory.attend(q[:, :, :W], config.memory_neighbors).sum(), q)
 
     step = TrainingStep(config, lanes, with_optimizer=False)
     return {"attention": attention, "norm": normalise, "cross-entropy": loss, "search": search, "step": step}

@@ -131,11 +131,11 @@ def full_memory(config: ModelConfig, lanes: int) -> DocumentMemory:
     memory = DocumentMemory.empty(config, lanes)
     layers = []
     for layer in memory.layers:
-        recall = layer.recall
-        while recall is not None and min(recall.counts) < recall.size:
+        knn = layer.knn
+        while knn is not None and min(knn.counts) < knn.size:
             keys, values = torch.randn(2, lanes, config.num_heads, config.window, config.head_dim)
-            recall = recall.append(F.normalize(keys, dim=-1), values, lanes * [True])
-        layers.append(replace(layer, recall=recall))
+            knn = knn.append(F.normalize(keys, dim=-1), values, lanes * [True])
+        layers.append(replace(layer, knn=knn))
     return replace(memory, layers=tuple(layers))
 
 

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from block_recurrent.bench.contenders import (
     DEPTH,
@@ -22,25 +22,24 @@ from block_recurrent.bench.contenders import (
 from block_recurrent.bench.harness import resident_bytes, seconds_of
 from block_recurrent.errors import ConfigError
 
-if TYPE_CHECKING:
-    from block_recurrent.config import ModelConfig
-
 SUMMARY = "tokens a second while writing, by position and batch, beside other implementations and the memory's limit"
 EXAMPLE = "brt bench write --parts position,limit"
 ROUNDS = 16
 SHORT_TURN = 8
 NOTE = (
-    f"width {WIDTH}, {DEPTH} layers, window 512, float32. tokens_per_second: all lanes together; the rows of a part "
-    f"write in {ROUNDS} turns, a few tokens each, and the median turn counts. position: tokens before the first one "
-    "written. position part: the mean over whole blocks of 512 tokens, so that every state update is paid for; ratio "
-    "is over the first row. peer and gpt2 parts: ratio is ours over this one. limit part: bytes of weights and memory "
-    "that a token needs, over the read bandwidth, measured by reading 2 GB between turns of 8 tokens, which takes "
-    "about as long; ratio is what was reached of it, the best turn beside the best reading. resident_mib: of the "
+    f"width {WIDTH}, {DEPTH} layers, window 512; matrices in float32, bfloat16 or int8 as the name says, all else in "
+    "float32. tokens_per_second: all lanes together; the rows of a part write in "
+    f"{ROUNDS} turns, a few tokens each, and the median turn counts. position: tokens before the first one written. "
+    "position part: the mean over whole blocks of 512 tokens, so that every state update is paid for; ratio is over "
+    "the first row of the same weights. peer and gpt2 parts: ratio is ours over this one. limit part: bytes of weights "
+    "and memory that a token needs, over the read bandwidth, measured by reading 2 GB between turns of 8 tokens, which "
+    "takes about as long; ratio is what was reached of it, the best turn beside the best reading. resident_mib: of the "
     "process, after it."
 )
 WINDOW = 512
 NEAR, FAR = 1024, 100_352
 CONTEXTS = (1024, 2048, 4096, 8192)
+LANES = (1, 4, 16)
 BANDWIDTH_BYTES = 1 << 29
 READINGS = 4
 
@@ -80,35 +79,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)} (all)")
     parser.add_argument("--tokens", type=int, default=512, help="that each contender writes (512: a whole block)")
     parser.add_argument("--far", type=int, default=FAR, help=f"the far position, a multiple of {WINDOW} ({FAR})")
-    parser.add_argument("--int8", action="store_true", help="ours with 8-bit weights")
+    parser.add_argument("--weights", default=",".join(BYTES), metavar="A,B", help=f"ours in {', '.join(BYTES)} (all)")
+    parser.add_argument("--threads", type=int, help="of torch and of the kernels (as many as torch takes)")
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of every part asked for."""
+    for weights in args.weights.split(","):
+        if weights not in BYTES:
+            raise ConfigError(f"there are no weights '{weights}': known are {', '.join(BYTES)}")
     parts = args.parts.split(",")
     for part in parts:  # before the first one begins
         if part not in PARTS:
             raise ConfigError(f"there is no part '{part}': known are {', '.join(PARTS)}")
         if part in NEEDED:
             import_extra(NEEDED[part], "peers")
+    if args.threads is not None:
+        import torch
+
+        torch.set_num_threads(args.threads)
     return [row for part in parts for row in PARTS[part](args)]
 
 
 def _by_position(args: argparse.Namespace) -> list[dict[str, Any]]:
-    ours = _Ours(args.int8)
-    writers = [ours.writer(position) for position in (NEAR, args.far)]
+    pairs = [[_our_writer(engine, position) for position in (NEAR, args.far)] for engine in _engines(args)]
     resident = _resident_mib()
-    _in_turns(writers, args.tokens)
-    growth = _resident_mib() - resident
-    first, told = writers[0].mean_rate, f"grew by {growth:.0f} MiB"
-    return [_row("position", writer, writer.mean_rate, writer.mean_rate / first, told) for writer in writers]
+    _in_turns([writer for pair in pairs for writer in pair], args.tokens)
+    told = f"grew by {_resident_mib() - resident:.0f} MiB"
+    rated = [(writer, writer.mean_rate, pair[0].mean_rate) for pair in pairs for writer in pair]
+    return [_row("position", writer, rate, rate / first, told) for writer, rate, first in rated]
 
 
 def _by_batch(args: argparse.Namespace) -> list[dict[str, Any]]:
-    ours = _Ours(args.int8)
-    writers = [ours.writer(NEAR, lanes) for lanes in (1, 4, 16)]
-    _in_turns(writers, args.tokens // 2)
-    return [_row("batch", writer, writer.rate, writer.rate / writers[0].rate, "over one lane") for writer in writers]
+    """Every kind of weights with every number of lanes, all in turns."""
+    writers = [[_our_writer(engine, NEAR, lanes) for lanes in LANES] for engine in _engines(args)]
+    _in_turns([writer for group in writers for writer in group], args.tokens // 2)
+    rows = []
+    for group in writers:
+        for writer, first in zip(group, writers[0], strict=True):
+            told = f"over one lane; {writer.rate / first.rate:.2f} of {first.name.split()[-1]}"
+            rows.append(_row("batch", writer, writer.rate, writer.rate / group[0].rate, told))
+    return rows
 
 
 def _beside_peer(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -116,7 +127,7 @@ def _beside_peer(args: argparse.Namespace) -> list[dict[str, Any]]:
     one ended: `generate` on all tokens so far costs the same as going on would."""
     import torch
 
-    ours, model = _Ours(args.int8).writer(WINDOW), peer_model(Setting(window=WINDOW)).eval()
+    ours, model = _our_writer(_engines(args)[0], WINDOW), peer_model(Setting(window=WINDOW)).eval()
     text = [torch.randint(VOCABULARY, (1, WINDOW), generator=torch.Generator().manual_seed(0))]
 
     def write(tokens: int) -> None:
@@ -131,7 +142,7 @@ def _beside_peer(args: argparse.Namespace) -> list[dict[str, Any]]:
 def _beside_gpt2(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for position in CONTEXTS:
-        writers = [_Ours(args.int8).writer(position), _gpt2_writer(position, args.tokens)]
+        writers = [_our_writer(_engines(args)[0], position), _gpt2_writer(position, args.tokens)]
         _in_turns(writers, args.tokens // 2)
         ours = writers[0].rate
         rows += [_row("gpt2", writer, writer.rate, ours / writer.rate, "ours over this") for writer in writers]
@@ -139,15 +150,19 @@ def _beside_gpt2(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _against_limit(args: argparse.Namespace) -> list[dict[str, Any]]:
-    ours, bandwidth = _Ours(args.int8), _Bandwidth()
-    writer = ours.writer(NEAR)
+    engines, bandwidth = _engines(args), _Bandwidth()
+    writers = [_our_writer(engine, NEAR) for engine in engines]
     for _ in range(0, args.tokens, SHORT_TURN):
-        bandwidth.measure()
-        writer.turn(SHORT_TURN)
-    needed = bytes_per_token(ours.model, ours.model.config)
-    limit = bandwidth.rate / needed
-    told = f"of {limit:.1f} tokens/s: {bandwidth.rate / 1e9:.1f} GB/s, {needed / 1e6:.1f} MB a token"
-    return [_row("limit", writer, writer.best_rate, writer.best_rate / limit, told)]
+        for writer in writers:
+            bandwidth.measure()
+            writer.turn(SHORT_TURN)
+    rows = []
+    for engine, writer in zip(engines, writers, strict=True):
+        needed = bytes_per_token(engine.model, engine.weights)
+        limit = bandwidth.rate / needed
+        told = f"of {limit:.1f} tokens/s: {bandwidth.rate / 1e9:.1f} GB/s, {needed / 1e6:.1f} MB a token"
+        rows.append(_row("limit", writer, writer.best_rate, writer.best_rate / limit, told))
+    return rows
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
@@ -157,44 +172,37 @@ PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
     "peer": _beside_peer,
     "gpt2": _beside_gpt2,
 }
-
-
+BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+"""Of each weight of a matrix that every token goes through."""
 NEEDED = {"peer": "block_recurrent_transformer_pytorch", "gpt2": "transformers"}
 """What a part imports beside this package."""
 
 
-class _Ours:
-    """Our model, through the same calls that a session makes."""
+def _engines(args: argparse.Namespace) -> list[Any]:
+    """Our model with each kind of weights asked for."""
+    import torch
 
-    def __init__(self, int8: bool) -> None:
-        import torch
+    from block_recurrent.inference import Engine
+    from block_recurrent.model.language_model import BlockRecurrentLM
 
-        from block_recurrent.model.language_model import BlockRecurrentLM
+    torch.manual_seed(0)
+    model = BlockRecurrentLM(our_config(Setting(window=WINDOW)))
+    return [Engine(model, weights) for weights in args.weights.split(",")]
 
-        torch.manual_seed(0)
-        self.model: Any = BlockRecurrentLM(our_config(Setting(window=WINDOW))).eval()
-        self.name = "block-recurrent"
-        if int8:
-            from block_recurrent.generate.int8 import quantize
 
-            self.model, self.name = quantize(self.model), "block-recurrent int8"
+def _our_writer(engine: Any, position: int, lanes: int = 1) -> Writer:
+    import torch
 
-    def writer(self, position: int, lanes: int = 1) -> Writer:
-        import torch
+    text = torch.randint(VOCABULARY, (lanes, position), generator=torch.Generator().manual_seed(position))
+    logits, memory = engine.prefill(text)
+    state: dict[str, Any] = {"memory": memory, "tokens": logits.argmax(-1)}
 
-        from block_recurrent.model.feed import feed, next_logits
-        from block_recurrent.model.memory import DocumentMemory
+    def write(tokens: int) -> None:
+        for _ in range(tokens):
+            logits, state["memory"] = engine.decode(state["tokens"], state["memory"])
+            state["tokens"] = logits.argmax(-1)
 
-        text = torch.randint(VOCABULARY, (lanes, position), generator=torch.Generator().manual_seed(position))
-        fed = feed(self.model, DocumentMemory.empty(self.model.config, lanes), text.tolist())
-        state: dict[str, Any] = {"memory": fed.memory, "tokens": [0] * lanes}
-
-        def write(tokens: int) -> None:
-            for _ in range(tokens):
-                logits, state["memory"] = next_logits(self.model, state["memory"], state["tokens"])
-                state["tokens"] = logits.argmax(-1).tolist()
-
-        return Writer(self.name, position, write, lanes)
+    return Writer(f"block-recurrent {engine.weights}", position, write, lanes)
 
 
 def _gpt2_writer(position: int, more: int) -> Writer:
@@ -235,19 +243,24 @@ def _row(part: str, writer: Writer, rate: float, ratio: float, told: str) -> dic
     }
 
 
-def bytes_per_token(model: Any, config: ModelConfig) -> float:
+def bytes_per_token(model: Any, weights: str = "float32") -> float:
     """What one token must read: all weights of the token side, its window's keys and values, what the states show.
 
-    The weights of the state side are read once a block, and count by that share.
+    The weights of the state side are read once a block, and count by that share; they are float32 always.
     """
-    weights = {name: p.numel() * p.element_size() for name, p in model.named_parameters()}
-    if "output.weight" in weights:
-        del weights["embedding.weight"]  # 8-bit weights have an output table of their own
-    of_cells = sum(size for name, size in weights.items() if ".cell." in name)
+    config, size = model.config, BYTES[weights]
+    total = 0.0
+    for name, p in model.named_parameters():
+        if ".cell." in name:
+            total += 4 * p.numel() / config.window
+        elif p.ndim < 2 or ".position_bias." in name:
+            total += 4 * p.numel()
+        else:
+            total += size * p.numel() + (4 * len(p) if weights == "int8" else 0)
     entry = 2 * config.num_heads * config.head_dim * 4
     layers = range(1, config.num_layers + 1)
     states = sum(config.num_states for number in layers if config.layer_reads_state(number))
-    return sum(weights.values()) - of_cells * (1 - 1 / config.window) + entry * (config.window * len(layers) + states)
+    return total + entry * (config.window * len(layers) + states)
 
 
 class _Bandwidth:

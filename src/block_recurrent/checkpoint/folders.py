@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from block_recurrent.errors import CheckpointError
-from block_recurrent.whole_file import sync
+from block_recurrent.io import atomic
+from block_recurrent.io.atomic import part_of as aside_of
 
 FORMAT = "block-recurrent checkpoint"
 VERSION = 1
@@ -103,11 +104,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def aside_of(path: Path) -> Path:
-    """Where a checkpoint is written before it is renamed."""
-    return path.with_name(f".{path.name}.part")
-
-
 def finish(path: Path, step: int, validation_bits: float | None) -> None:
     """Give what was written to `aside_of(path)` its manifest, sync it, and put it in its place."""
     aside = aside_of(path)
@@ -120,28 +116,12 @@ def finish(path: Path, step: int, validation_bits: float | None) -> None:
         "files": {str(p.relative_to(aside)): _sha256(p) for p in files},
     }
     (aside / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-    for p in [*files, aside / MANIFEST, *(p for p in aside.rglob("*") if p.is_dir()), aside]:
-        sync(p)
-    if path.exists():
-        remove(path)
-    os.replace(aside, path)
-    sync(path.parent)
-
-
-def remove(path: Path) -> None:
-    """Delete a checkpoint; one that is half deleted does not look like one."""
-    gone = path.with_name(f".{path.name}.gone")
-    shutil.rmtree(gone, ignore_errors=True)
-    os.replace(path, gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    atomic.commit_folder(path)
 
 
 def sweep(run: Path) -> None:
     """Delete what killed processes left: checkpoints that were never finished, or not quite deleted."""
-    folder = run / "checkpoints"
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name.startswith(".step-"):
-            shutil.rmtree(path, ignore_errors=True)
+    atomic.sweep(run / "checkpoints")
 
 
 def prune(run: Path, keep: int) -> None:
@@ -151,7 +131,7 @@ def prune(run: Path, keep: int) -> None:
     best = min(measured)[2] if measured else None
     for path in paths[:-keep]:
         if path != best:
-            remove(path)
+            atomic.remove_folder(path)
 
 
 def _validation_bits(path: Path) -> float | None:

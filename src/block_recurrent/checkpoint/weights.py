@@ -17,9 +17,9 @@ from torch import Tensor
 from block_recurrent.checkpoint.folders import MANIFEST, Checkpoint, find_checkpoint
 from block_recurrent.data import load_tokenizer
 from block_recurrent.errors import CheckpointError
+from block_recurrent.io.atomic import atomic_file
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.run_config import RunConfig, read_toml
-from block_recurrent.whole_file import written_aside
 
 if TYPE_CHECKING:
     from block_recurrent.data import Tokenizer
@@ -69,7 +69,7 @@ def export(run: str | Path, out: Path, checkpoint: str | Path = "last") -> Loade
     """Write the weights of a run as one safetensors file, with the model's configuration in its metadata."""
     loaded = load_run(run, checkpoint)
     header = {"config": json.dumps(loaded.config.model.to_dict()), "step": str(loaded.checkpoint.step)}
-    with written_aside(out) as aside:
+    with atomic_file(out) as aside:
         write_tensors(aside, loaded.model.state_dict(), header)
     return loaded
 

@@ -125,13 +125,11 @@ def _readings(
 
 def _left_by(loaded: LoadedRun, corpus: Corpus, split: str, index: int) -> Any:
     import numpy as np
-    import torch
 
     from block_recurrent.evaluate.state_edits import states_after
 
     tokens = np.concatenate([[corpus.mark], corpus.tokens(split, index)]).astype(np.int64)
-    device = loaded.model.embedding.weight.device
-    return states_after(loaded.model, torch.from_numpy(tokens).to(device), loaded.model.config.segment)
+    return states_after(loaded.model, tokens)
 
 
 def _name(run: str, loaded: LoadedRun) -> str:
@@ -184,6 +182,12 @@ def _print(found: Comparison, out: Path) -> None:
                 f"{distance:>7} {top.where:8} {excerpt}"
             )
     print(f"\n  token, bits {found.label_a}, bits {found.label_b}, difference, last mention, where, excerpt")
+    left_a, left_b = (headroom.beyond for headroom in found.headroom)
+    print(
+        f"a cache of what lies over {left_a.low:,} tokens back would still save, in bits per token: {found.label_a} "
+        f"{left_a.bigram:.4f}, {found.label_b} {left_b.bigram:.4f} (bigram; unigram {left_a.unigram:.4f}, "
+        f"{left_b.unigram:.4f})"
+    )
     print(f"wrote {out / 'report.html'} and report.json")
 
 

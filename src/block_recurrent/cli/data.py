@@ -13,9 +13,10 @@ from block_recurrent.cli.output import print_table
 from block_recurrent.errors import DataError
 
 if TYPE_CHECKING:
-    from block_recurrent.data.corpus import Corpus
+    from block_recurrent.data import Corpus
 
 SHOWN = 20  # of what was left out; the manifest has all
+SOURCES = "a file, a folder, stdlib, installed, pypi:NAME==VERSION, pypi:code-100, or hf:NAME"
 EXAMPLES = {
     "prepare": "brt data prepare books/ --out build/books --tokenizer bytes",
     "info": "brt data info build/books --segment 4096",
@@ -35,12 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         return sub
 
     sub = command("prepare", "turn documents into a folder of tokens for training and evaluation", _prepare)
-    sub.add_argument("sources", nargs="+", metavar="SOURCE", help="a file, a folder, stdlib, or hf:NAME")
+    sub.add_argument("sources", nargs="+", metavar="SOURCE", help=SOURCES)
     sub.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder to make")
     sub.add_argument("--tokenizer", default="bytes", help="bytes, or a SentencePiece file (default: bytes)")
     add_unit(sub)
-    sub.add_argument("--validation", type=float, default=0.05, help="share, if there is no split folder (0.05)")
-    sub.add_argument("--test", type=float, default=0.05, help="share, if there is no split folder (0.05)")
+    add_shares(sub)
     sub.add_argument("--strict", action="store_true", help="refuse text that is not UTF-8 instead of replacing")
     sub.add_argument("--overwrite", action="store_true", help="replace a folder prepared before")
     sub.add_argument("--threads", type=int, help="threads that encode (default: one per processor)")
@@ -65,6 +65,12 @@ def add_unit(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_shares(parser: argparse.ArgumentParser) -> None:
+    """The options that say how many documents are held out."""
+    parser.add_argument("--validation", type=float, default=0.05, help="share, if there is no split folder (0.05)")
+    parser.add_argument("--test", type=float, default=0.05, help="share, if there is no split folder (0.05)")
+
+
 def run(args: argparse.Namespace) -> int:
     action: Callable[[argparse.Namespace], int] = args.action
     return action(args)
@@ -72,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _prepare(args: argparse.Namespace) -> int:
     from block_recurrent.cli.progress import ByteProgress
-    from block_recurrent.data.prepare import PrepareSettings, prepare
+    from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
     from block_recurrent.data.sources import total_size
-    from block_recurrent.data.tokenizer import load_tokenizer
+    from block_recurrent.data.tokenizers.base import load_tokenizer
 
     settings = PrepareSettings(
         tuple(args.sources), args.unit, args.validation, args.test, args.strict, args.overwrite, args.threads
@@ -89,8 +95,8 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 def _info(args: argparse.Namespace) -> int:
-    from block_recurrent.data.corpus import Corpus
-    from block_recurrent.data.summary import summarize
+    from block_recurrent.data import Corpus
+    from block_recurrent.data.corpus.report import summarize
 
     corpus = Corpus(args.folder)
     if args.json:
@@ -101,7 +107,7 @@ def _info(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from block_recurrent.data.corpus import Corpus
+    from block_recurrent.data import Corpus
 
     corpus = Corpus(args.folder)
     for piece in corpus.text_pieces(*corpus.find(args.name)):
@@ -112,8 +118,9 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from block_recurrent.data.corpus import SPLITS, Corpus
-    from block_recurrent.data.verify import problems
+    from block_recurrent.data import Corpus
+    from block_recurrent.data.corpus.report import problems
+    from block_recurrent.data.sources.document import SPLITS
 
     corpus = Corpus(args.folder)
     found = list(problems(corpus))
@@ -125,7 +132,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _print_summary(corpus: Corpus, segment: int) -> None:
-    from block_recurrent.data.summary import summarize
+    from block_recurrent.data.corpus.report import summarize
 
     summary = summarize(corpus, segment)
     columns = ("documents", "tokens", "words", "bytes", "tokens_per_word", "bytes_per_token", "longest", "median")
@@ -153,7 +160,7 @@ def _print_losses(splits: dict[str, Any]) -> None:
 
 
 def _print_remarks(corpus: Corpus) -> None:
-    from block_recurrent.data.corpus import SPLITS
+    from block_recurrent.data.sources.document import SPLITS
 
     if not corpus.documents("train"):
         print("no document fell to train: give more documents, or --validation 0 --test 0 for all of them")

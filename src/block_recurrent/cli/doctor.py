@@ -47,7 +47,7 @@ def _facts() -> dict[str, dict[str, Any]]:
 
     from block_recurrent import __version__
     from block_recurrent.bench.harness import machine
-    from block_recurrent.nn.native import library
+    from block_recurrent.ops import cpp, registry
     from block_recurrent.runtime import pick_device, pick_dtype
 
     device = pick_device("auto")
@@ -74,8 +74,11 @@ def _facts() -> dict[str, dict[str, Any]]:
             if kept
             else "goes back to the system: this C library decides",
             "kernels in C": "in use"
-            if library()
+            if cpp.LIBRARY
             else "missing: torch does their work; install again with gcc on Linux, for a processor with AVX2",
+        },
+        "kernels": {
+            f"{op}: {row.backend}": f"{_calls(row)}: {row.why}" for op, rows in registry.TABLE.items() for row in rows
         },
         "speed": {f"matrix product, {GEMM} cubed, float32": f"{_gemm_rate(device) / 1e9:,.0f} GFLOP/s (best of 5)"},
         "extras": {
@@ -85,6 +88,12 @@ def _facts() -> dict[str, dict[str, Any]]:
             for name, version in extras.items()
         },
     }
+
+
+def _calls(row: Any) -> str:
+    """What calls a backend is for, in words."""
+    dtypes = "/".join(str(dtype).removeprefix("torch.") for dtype in row.dtypes)
+    return ", ".join(filter(None, (row.device.replace("any", "any device"), dtypes, row.sizes)))
 
 
 def _version(package: str) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.cli.output import write_text
+from block_recurrent.cli.read import add_weights_argument
 from block_recurrent.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--words", choices=("auto", "counted", "pg19"), default="auto", help="what words are counted by"
     )
-    parser.add_argument("--int8", action="store_true", help="score the model with 8-bit weights, as 'brt write --int8'")
+    add_weights_argument(parser)
     add_scoring_arguments(parser)
 
 
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         rows.append(vocabulary_row(name, kind, loaded.tokenizer.size, result))
         curves[name] = result.cumulative
         facts = {"run": name, "step": loaded.checkpoint.step, "data": folder, "clear_every": args.clear_every}
-        facts["int8"] = args.int8
+        facts["weights"] = args.weights
         results.append({**facts, "tokenizer": kind, "vocabulary_size": loaded.tokenizer.size, **result.to_dict()})
     if len(rows) > 1:
         print(vocabulary_table(rows))
@@ -99,19 +100,16 @@ def _evaluate(name: str, folder: str, args: argparse.Namespace) -> tuple[LoadedR
     from block_recurrent.evaluate.evaluation import EvalSettings, check_tokenizer, evaluate_split
     from block_recurrent.evaluate.progress import shown_progress
     from block_recurrent.evaluate.state_edits import clear_every
+    from block_recurrent.inference.engine import Engine
 
     corpus = Corpus(folder)
     loaded = load(name, args)
     check_tokenizer(loaded.tokenizer.sha256, corpus, name)
     edit = None if args.clear_every is None else clear_every(loaded.model, args.clear_every)
     settings = EvalSettings(args.lanes, args.chunk, args.per_token, args.words, tuple(args.document), edit)
-    model = loaded.model
-    if args.int8:
-        from block_recurrent.generate.int8 import quantize
-
-        model = quantize(model)
+    engine = Engine(loaded.model, args.weights)
     with shown_progress(f"scoring '{args.split}'") as progress:
-        return loaded, evaluate_split(model, corpus, args.split, settings, progress)
+        return loaded, evaluate_split(engine, corpus, args.split, settings, progress)
 
 
 def _check_outputs(args: argparse.Namespace) -> None:

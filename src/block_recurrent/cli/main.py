@@ -35,6 +35,11 @@ COMMANDS = {
         "two runs, or one with and without its memory, token by token, as a report",
         "brt compare runs/rec runs/slide --data build/books --out reports/rec-slide",
     ),
+    "headroom": (
+        "headroom",
+        "what a plain cache of the document would still save, and what the memory has taken of it",
+        "brt headroom runs/first --data build/books --split test",
+    ),
     "inspect": (
         "inspect_memory",
         "what the recurrent state does while a text is read",

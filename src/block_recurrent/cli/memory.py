@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _info(args: argparse.Namespace) -> int:
-    from block_recurrent.generate.session_file import describe, read_memory_file
+    from block_recurrent.inference.session_file import describe, read_memory_file
 
     file = read_memory_file(args.file)
     facts = describe(file)
@@ -41,8 +41,8 @@ def _info(args: argparse.Namespace) -> int:
 
 
 def _hash_of(path: str) -> str:
-    from block_recurrent.generate.intake import read_text
-    from block_recurrent.generate.text_hash import TextHash
+    from block_recurrent.inference.text_hash import TextHash
+    from block_recurrent.inference.text_input import read_text
 
     found = TextHash()
     for piece in read_text(path):
@@ -51,8 +51,8 @@ def _hash_of(path: str) -> str:
 
 
 def _diff(args: argparse.Namespace) -> int:
-    from block_recurrent.generate.difference import difference
-    from block_recurrent.generate.session_file import read_memory_file
+    from block_recurrent.inference.memory_diff import difference
+    from block_recurrent.inference.session_file import read_memory_file
 
     a, b = read_memory_file(args.a), read_memory_file(args.b)
     rows = difference(a, b)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from block_recurrent.errors import DataError
 
 if TYPE_CHECKING:
-    from block_recurrent.generate.runs import RunChoice
-    from block_recurrent.generate.session import Session
+    from block_recurrent.inference.session import Session
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,29 +26,32 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="a run's folder, or one of its checkpoints")
     parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder (default: last)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default: auto)")
-    parser.add_argument("--int8", action="store_true", help="8-bit weights, on a CPU: faster writing, a little worse")
+    add_weights_argument(parser)
 
 
-def choice_of(args: argparse.Namespace) -> RunChoice:
-    """What the user said about the model."""
-    from block_recurrent.generate.runs import RunChoice
-
-    return RunChoice(args.run, args.checkpoint, args.device, args.int8, getattr(args, "compile", False))
+def add_weights_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--weights",
+        choices=("float32", "bfloat16", "int8"),
+        default="float32",
+        help="precision of the weights: smaller ones decode faster and predict a little worse (default: float32)",
+    )
+    parser.add_argument("--int8", dest="weights", action="store_const", const="int8", help="the same as --weights int8")
 
 
 def open_session(args: argparse.Namespace, memory: str | None) -> Session:
     """The session to work with; says on stderr what the run has to say."""
-    from block_recurrent.generate import runs
+    from block_recurrent.inference.open_session import session_of_run
 
-    session, notes = runs.open_session(choice_of(args), memory)
+    session, notes = session_of_run(args.run, args.checkpoint, args.device, args.weights, memory)
     for note in notes:
         print(f"brt: note: {note}", file=sys.stderr)
     return session
 
 
 def run(args: argparse.Namespace) -> int:
-    from block_recurrent.generate.intake import read_text
-    from block_recurrent.generate.session_file import check_target
+    from block_recurrent.inference.session_file import check_target
+    from block_recurrent.inference.text_input import read_text
 
     check_target(Path(args.memory))
     _check_texts(args.text)

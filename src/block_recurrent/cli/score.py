@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from block_recurrent.generate.intake import read_text
+    from block_recurrent.inference.text_input import read_text
 
     text = "".join(read_text(args.text))
     if not text:

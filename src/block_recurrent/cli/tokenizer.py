@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from block_recurrent.cli.data import add_unit
+from block_recurrent.cli.data import SOURCES, add_shares, add_unit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,16 +13,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "train a SentencePiece vocabulary (BPE) that gives every text back exactly"
     example = "example: brt tokenizer train --vocab-size 8000 --out books.model books/"
     train = commands.add_parser("train", help=what, description=what, epilog=example, allow_abbrev=False)
-    train.add_argument("sources", nargs="+", metavar="SOURCE", help="a file, a folder, stdlib, or hf:NAME")
+    train.add_argument("sources", nargs="+", metavar="SOURCE", help=SOURCES)
     train.add_argument("--vocab-size", type=int, required=True, metavar="N", help="pieces, 512 to 131072")
     train.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
     add_unit(train)
+    add_shares(train)
 
 
 def run(args: argparse.Namespace) -> int:
-    from block_recurrent.data.train_subwords import save_tokenizer, train_tokenizer
+    from block_recurrent.data.tokenizers.training import save_tokenizer, train_tokenizer
 
-    tokenizer = train_tokenizer(args.sources, args.vocab_size, args.unit)
+    tokenizer = train_tokenizer(args.sources, args.vocab_size, args.unit, args.validation, args.test)
     save_tokenizer(tokenizer, args.out)
     print(f"{args.out}: {tokenizer.size} pieces; vocabulary with the document mark: {tokenizer.vocab_size}")
     return 0

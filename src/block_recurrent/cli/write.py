@@ -12,8 +12,8 @@ from block_recurrent.cli.read import add_run_arguments, open_session
 from block_recurrent.errors import ConfigError
 
 if TYPE_CHECKING:
-    from block_recurrent.generate.sampling import Sampling
-    from block_recurrent.generate.session import Session
+    from block_recurrent.inference.sampling import Sampling
+    from block_recurrent.inference.session import Session
 
 # Options of Sampling: flag -> (type, help).
 _SAMPLING: dict[str, tuple[type, str]] = {
@@ -41,11 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-probs", metavar="FILE", help="write every token with its log-probability, as JSON lines")
     parser.add_argument("--save", metavar="FILE", help="keep the memory after writing")
     parser.add_argument("--interactive", action="store_true", help="type, and it continues; /help lists what there is")
-    parser.add_argument("--compile", action="store_true", help="torch.compile: takes a minute at the start")
 
 
 def run(args: argparse.Namespace) -> int:
-    from block_recurrent.generate.sampling import check_max_tokens
+    from block_recurrent.inference.sampling import check_max_tokens
 
     sampling = _sampling(args)
     check_max_tokens(args.tokens)
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     session = open_session(args, args.memory)
     _read_prompt(session, args)
     if args.interactive:
-        from block_recurrent.generate.interactive import Conversation
+        from block_recurrent.inference.interactive import Conversation
 
         return Conversation(session, args.tokens, sampling).run()
     if args.log_probs:
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sampling(args: argparse.Namespace) -> Sampling:
-    from block_recurrent.generate.sampling import Sampling
+    from block_recurrent.inference.sampling import Sampling
 
     options: dict[str, Any] = {
         name: value for flag in _SAMPLING if (value := getattr(args, name := flag[2:].replace("-", "_"))) is not None
@@ -87,7 +86,7 @@ def _check_paths(args: argparse.Namespace) -> None:
     if args.log_probs and not Path(args.log_probs).absolute().parent.is_dir():
         raise ConfigError(f"'{args.log_probs}' can't be written: its folder does not exist")
     if args.save:
-        from block_recurrent.generate.session_file import check_target
+        from block_recurrent.inference.session_file import check_target
 
         check_target(Path(args.save))
 
@@ -96,7 +95,7 @@ def _read_prompt(session: Session, args: argparse.Namespace) -> None:
     if args.prompt:
         session.read(args.prompt)
     elif args.prompt_file:
-        from block_recurrent.generate.intake import read_text
+        from block_recurrent.inference.text_input import read_text
 
         for piece in read_text(args.prompt_file):
             session.read(piece)

@@ -1,16 +1,22 @@
-"""Documents and tokens: sources, tokenizers, prepared folders, and the lanes that feed training and evaluation.
+"""Documents and tokens.
+
+sources/        documents: files, folders, records, packages
+tokenizers/     text to tokens and back
+corpus/         prepared folders: documents as tokens on disk
+streams/        lanes of segments that feed training and evaluation
 
 No torch here: everything is numpy. What other rooms use:
 
     tokenizer = load_tokenizer("bytes" or "vocabulary.model")
-        .size                       pieces of its own; .mark == size is the document mark, .vocab_size == size + 1
+        .size                       pieces of its own; .vocab_size == size + 1, for the document mark
+        .eos_token_id               the document mark, == size
         .encode(text)               -> int32 array (no mark)
         .decode(tokens)             -> str; the document mark decodes to nothing
         .decode_bytes(tokens)       -> bytes, for measures per byte and for text that arrives piece by piece
         .sha256, .model             hash and bytes of the vocabulary file (None for bytes)
 
     corpus = Corpus(folder)         a folder made by `brt data prepare`; checks sizes and index, raises FileFormatError
-        .tokenizer, .mark, .vocab_size
+        .tokenizer, .eos_token_id, .vocab_size
         .documents(split)           -> list of DocumentInfo(name, split, offset, tokens, bytes, words, characters, lost,
                                        unknown, sha256, ...); split is train, validation or test
         .tokens(split, index)       -> read-only memory-mapped array of one document's tokens, no mark
@@ -18,6 +24,8 @@ No torch here: everything is numpy. What other rooms use:
         .find(name)                 -> (split, index)
         .text(name)                 -> str, decoded
         .fingerprint                -> str, changes when any document or the tokenizer changes
+
+    corpus = prepare(PrepareSettings(("books/",)), tokenizer, folder)      makes such a folder
 
     stream = LaneStream(corpus, split, lanes, segment, seed=0, rank=0, world=1, *, one_pass=False, prefetch=2)
         an iterator of Step; endless, or one pass over the split for evaluation; also a context manager; .close()
@@ -29,7 +37,7 @@ No torch here: everything is numpy. What other rooms use:
         .load_state_dict(state)     exact continuation, also with another rank and world of the same total of lanes
 
 A document of n tokens is read as [mark, t_1 .. t_n] with targets [t_1 .. t_n, mark]: n + 1 positions. Padding has the
-mark as token and target and mask False, so `targets != mark` selects exactly the tokens that measures count.
+mark as token and target and mask False, so `targets != eos_token_id` selects exactly the tokens that measures count.
 """
 
 from __future__ import annotations
@@ -38,20 +46,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
-    "Corpus": "corpus",
-    "DocumentInfo": "corpus",
-    "LaneStream": "lanes",
-    "Step": "lanes",
-    "Tokenizer": "tokenizer",
-    "load_tokenizer": "tokenizer",
+    "Corpus": "corpus.corpus",
+    "DocumentInfo": "corpus.corpus",
+    "LaneStream": "streams.lanes",
+    "PrepareSettings": "corpus.prepare",
+    "Step": "streams.lanes",
+    "Tokenizer": "tokenizers.base",
+    "load_tokenizer": "tokenizers.base",
+    "prepare": "corpus.prepare",
 }
 
-__all__ = ["Corpus", "DocumentInfo", "LaneStream", "Step", "Tokenizer", "load_tokenizer"]
+__all__ = ["Corpus", "DocumentInfo", "LaneStream", "PrepareSettings", "Step", "Tokenizer", "load_tokenizer", "prepare"]
 
 if TYPE_CHECKING:
-    from block_recurrent.data.corpus import Corpus, DocumentInfo
-    from block_recurrent.data.lanes import LaneStream, Step
-    from block_recurrent.data.tokenizer import Tokenizer, load_tokenizer
+    from block_recurrent.data.corpus.corpus import Corpus, DocumentInfo
+    from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
+    from block_recurrent.data.streams.lanes import LaneStream, Step
+    from block_recurrent.data.tokenizers.base import Tokenizer, load_tokenizer
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,7 @@ from block_recurrent.evaluate.measures import DEFINITIONS, Score, bootstrap, pub
 from block_recurrent.evaluate.scoring import DEFAULT_LANES, score
 from block_recurrent.evaluate.state_edits import StateEdit
 from block_recurrent.evaluate.token_losses import token_losses
+from block_recurrent.inference.engine import Engine
 from block_recurrent.model.language_model import BlockRecurrentLM
 
 Progress = Callable[[int, int], None]  # tokens scored so far, and in all
@@ -74,7 +75,7 @@ class Evaluation:
 
 
 def evaluate_split(
-    model: BlockRecurrentLM,
+    model: BlockRecurrentLM | Engine,
     corpus: Corpus,
     split: str,
     settings: EvalSettings | None = None,

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from block_recurrent.errors import ConfigError
 from block_recurrent.evaluate.state_edits import Place, StateEdit
+from block_recurrent.inference.engine import Engine, engine_of
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 
@@ -36,44 +36,40 @@ class Piece(NamedTuple):
     nats: NDArray[np.float32]
 
 
-@torch.inference_mode()
 def score(
-    model: BlockRecurrentLM,
+    model: BlockRecurrentLM | Engine,
     documents: Sequence[NDArray[Any]],
     lanes: int = DEFAULT_LANES,
     chunk: int | None = None,
     edit: StateEdit | None = None,
 ) -> Iterator[Piece]:
     """Score documents (arrays of tokens, without marks). chunk: tokens of a call per lane; None: whole segments."""
+    engine = engine_of(model)
     if chunk is None:
-        segments = TOKENS_AT_ONCE // (model.config.segment * max(1, min(lanes, len(documents))))
-        chunk = model.config.segment * max(1, segments)
+        segments = TOKENS_AT_ONCE // (engine.config.segment * max(1, min(lanes, len(documents))))
+        chunk = engine.config.segment * max(1, segments)
     for name, value in (("lanes", lanes), ("chunk", chunk)):
         if value < 1:
             raise ConfigError(f"--{name} is {value}: it must be at least 1")
-    assert not model.training, "a model in training mode drops numbers at random"
-    reading = _Reading(documents, lanes, model.config.vocab_size - 1)
+    reading = _Reading(documents, lanes, engine.config.eos_token_id)
     while reading.places:
         ends = [edit.next_border(p.position) if edit else p.position + chunk for p in reading.places]
         call = reading.next_call([min(chunk, end - p.position) for p, end in zip(reading.places, ends, strict=True)])
         memory = reading.memory
-        if edit is not None and memory is not None:
-            memory = edit.apply(memory, reading.places)
-        device = model.embedding.weight.device
-        tokens, targets = (torch.from_numpy(x).to(device) for x in (call.tokens, call.targets))
-        loss = model.loss(
-            tokens, targets, memory, torch.tensor([p.position == 0 for p in reading.places]), lengths=call.lengths
-        )
-        nats = loss.per_token.float().cpu().numpy()
-        for lane, (place, length) in enumerate(zip(reading.places, call.lengths.tolist(), strict=True)):
-            yield Piece(place.document, place.position, nats[lane, :length])
-        reading.advance(call.lengths.tolist(), loss.memory)
+        if memory is not None:
+            memory = memory.restart([place.position == 0 for place in reading.places])
+            memory = memory if edit is None else edit.apply(memory, reading.places)
+        scored = engine.score(call.tokens, call.targets, memory)
+        for place, nats in zip(reading.places, scored.nats, strict=True):
+            yield Piece(place.document, place.position, nats)
+        reading.advance([len(nats) for nats in scored.nats], scored.memory)
 
 
 class _Call(NamedTuple):
-    tokens: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    lengths: torch.Tensor
+    """A row per lane."""
+
+    tokens: list[NDArray[np.int64]]
+    targets: list[NDArray[np.int64]]
 
 
 @dataclass
@@ -97,14 +93,14 @@ class _Reading:
         lengths = [
             min(n, len(self.documents[p.document]) - p.position) for n, p in zip(wanted, self.places, strict=True)
         ]
-        tokens = np.full((len(lengths), max(lengths)), self.mark, np.int64)
-        targets = tokens.copy()
-        for lane, ((document, position), length) in enumerate(zip(self.places, lengths, strict=True)):
-            text = self.documents[document]
-            first = 1 if position == 0 else 0  # the document mark comes before the first token
-            tokens[lane, first:length] = text[position - 1 + first : position + length - 1]
-            targets[lane, :length] = text[position : position + length]
-        return _Call(tokens, targets, torch.tensor(lengths))
+        call = _Call([], [])
+        for (document, position), length in zip(self.places, lengths, strict=True):
+            text = self.documents[document][max(position - 1, 0) : position + length].astype(np.int64)
+            if position == 0:  # the document mark comes before the first token
+                text = np.concatenate([[self.mark], text])
+            call.tokens.append(text[:-1])
+            call.targets.append(text[1:])
+        return call
 
     def advance(self, lengths: list[int], memory: DocumentMemory) -> None:
         """Move on; lanes whose document has ended take the next, or close."""

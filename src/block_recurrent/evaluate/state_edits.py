@@ -6,17 +6,17 @@ nothing of the model: the scorer stops its calls at the borders that an edit nam
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import ConfigError
+from block_recurrent.inference.engine import Engine, engine_of
 from block_recurrent.model.cell import RecurrentCell
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
@@ -116,14 +116,10 @@ def freeze_after_first_segment(model: BlockRecurrentLM) -> FreezeState:
     return FreezeState(model.config.segment, model.config.window)
 
 
-def states_after(model: BlockRecurrentLM, tokens: Tensor, chunk: int) -> States:
+def states_after(model: BlockRecurrentLM | Engine, tokens: NDArray[Any]) -> States:
     """The state that a document leaves: after its last whole block. `tokens` (n,), its document mark included."""
     check_recurrent(model.config)
-    memory: DocumentMemory | None = None
-    with torch.inference_mode():
-        for begin, end in itertools.pairwise([*range(0, len(tokens), chunk), len(tokens)]):
-            _, memory = model.hidden(tokens[None, begin:end], memory)
-    assert memory is not None
+    _, memory = engine_of(model).prefill([tokens])
     return {i: layer.state[0] for i, layer in enumerate(memory.layers) if layer.state is not None}
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_recurrent.errors import DataError
-from block_recurrent.whole_file import written_aside
+from block_recurrent.io.atomic import atomic_file
 
 SUFFIXES = (".npz", ".csv")
 
@@ -48,7 +48,7 @@ class TokenLosses:
         """Put the file in its place, whole."""
         write = self._write_csv if self.path.suffix.lower() == ".csv" else self._write_npz
         try:
-            with written_aside(self.path) as aside, open(aside, "wb") as file:
+            with atomic_file(self.path) as aside, open(aside, "wb") as file:
                 write(file)
         except OSError as error:
             raise DataError(f"can't write '{self.path}': {error.strerror or error}") from None

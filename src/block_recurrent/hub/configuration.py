@@ -32,7 +32,7 @@ class BlockRecurrentConfig(PretrainedConfig):
         config = ModelConfig.from_dict({name: values.pop(name) for name in _FIELDS if name in values})
         for name, value in config.to_dict().items():
             setattr(self, name, value)
-        mark = config.vocab_size - 1
+        mark = config.eos_token_id
         values = {"bos_token_id": mark, "eos_token_id": mark, "pad_token_id": mark} | values
         # The output table is the embedding itself, inside of the model: there is nothing to tie.
         super().__init__(**values | {"tie_word_embeddings": False})

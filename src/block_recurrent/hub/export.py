@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 from block_recurrent.checkpoint import LoadedRun, load_run
 from block_recurrent.errors import CheckpointError, MissingExtraError
+from block_recurrent.io.atomic import atomic_folder
 
 STUB = "block_recurrent_hf.py"
 # What `trust_remote_code=True` runs. It holds no model: that is the package's, in the version that is installed.
@@ -28,25 +28,24 @@ __all__ = ["BlockRecurrentConfig", "BlockRecurrentForCausalLM", "BlockRecurrentT
 
 
 def export_folder(run: str | Path, out: Path, checkpoint: str = "last") -> LoadedRun:
-    """Write model, tokenizer and the stub, aside first: the folder is whole or not there."""
+    """Write model, tokenizer and the stub: the folder is whole or not there."""
     try:
         from block_recurrent.hub.modeling import BlockRecurrentForCausalLM
     except ImportError:
         raise MissingExtraError("brt export to a Hugging Face folder", "hf") from None
-    if out.exists():
-        raise CheckpointError(f"'{out}' exists: choose another folder, or remove it")
+    _check_free(out)
     loaded = load_run(run, checkpoint)
-    aside = out.with_name(f".{out.name}.part")
-    shutil.rmtree(aside, ignore_errors=True)
     try:
-        aside.mkdir(parents=True)
-        _write(loaded, aside, BlockRecurrentForCausalLM)
-        aside.rename(out)
+        with atomic_folder(out, _check_free) as folder:
+            _write(loaded, folder, BlockRecurrentForCausalLM)
     except OSError as error:
         raise CheckpointError(f"'{out}' can't be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return loaded
+
+
+def _check_free(out: Path) -> None:
+    if out.exists():
+        raise CheckpointError(f"'{out}' exists: choose another folder, or remove it")
 
 
 def _write(loaded: LoadedRun, folder: Path, model_class: type) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
@@ -25,9 +24,9 @@ from lm_eval.api.registry import register_model
 from block_recurrent.checkpoint import load_run
 from block_recurrent.data import Tokenizer
 from block_recurrent.errors import BlockRecurrentError, InputError
-from block_recurrent.model.feed import evaluating, feed
+from block_recurrent.inference.engine import engine_of
+from block_recurrent.inference.session import Session
 from block_recurrent.model.language_model import BlockRecurrentLM
-from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.runtime import pick_device
 
 TASKS = Path(__file__).parent / "tasks"
@@ -54,7 +53,7 @@ class BlockRecurrentHarness(TemplateLM):
             model, tokenizer = loaded.model, loaded.tokenizer
         if model is None or tokenizer is None:
             raise InputError("give run=FOLDER, or a model and its tokenizer")
-        self.model, self.text_tokenizer = model, tokenizer
+        self.engine, self.text_tokenizer = engine_of(model), tokenizer
         self.batch_size = max(int(batch_size), 1) if str(batch_size).isdigit() else 1
 
     @property
@@ -74,10 +73,7 @@ class BlockRecurrentHarness(TemplateLM):
         for start in range(0, len(requests), self.batch_size):
             rows = [self.tok_encode(request.args[0]) for request in requests[start : start + self.batch_size]]
             inputs = [[self.eot_token_id, *row][: len(row)] for row in rows]
-            fresh = DocumentMemory.empty(
-                self.model.config, len(rows), self._model_device, self.model.embedding.weight.dtype
-            )
-            found += [-nats for nats in feed(self.model, fresh, inputs, targets=rows).nats]
+            found += [-float(nats.sum(dtype=float)) for nats in self.engine.score(inputs, rows).nats]
         return found
 
     def _loglikelihood_tokens(
@@ -91,19 +87,14 @@ class BlockRecurrentHarness(TemplateLM):
             return 0.0, True
         mark = self.eot_token_id
         context = context if context[:1] == [mark] else [mark, *context]
-        memory = DocumentMemory.empty(self.model.config, 1, self._model_device, self.model.embedding.weight.dtype)
-        if len(context) > 1:
-            memory = feed(self.model, memory, [context[:-1]]).memory
+        logits, memory = self.engine.prefill([context])
         log_prob, greedy = 0.0, True
-        inputs = [context[-1], *continuation[:-1]]
-        for start in range(0, len(inputs), self.model.config.segment):
-            piece = slice(start, start + self.model.config.segment)
-            targets = torch.tensor(continuation[piece], device=self._model_device)
-            with evaluating(self.model):
-                logits, memory = self.model(torch.tensor([inputs[piece]], device=self._model_device), memory)
+        for index, token in enumerate(continuation):
+            if index:
+                logits, memory = self.engine.decode([continuation[index - 1]], memory)
             log_probs = logits[0].double().log_softmax(-1)
-            log_prob += log_probs.gather(1, targets[:, None]).sum().item()
-            greedy = greedy and bool((log_probs.argmax(-1) == targets).all())
+            log_prob += log_probs[token].item()
+            greedy = greedy and int(log_probs.argmax()) == token
         return log_prob, greedy
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -115,35 +106,9 @@ class BlockRecurrentHarness(TemplateLM):
         stops = [until] if isinstance(until, str) else [text for text in until if text]
         temperature = float(options.get("temperature") or 0.0) if options.get("do_sample") else 0.0
         new_tokens = int(options.get("max_gen_toks") or DEFAULT_NEW_TOKENS)
-        tokens = [self.eot_token_id, *self.tok_encode(context)]
-        memory = DocumentMemory.empty(self.model.config, 1, self._model_device, self.model.embedding.weight.dtype)
-        memory = feed(self.model, memory, [tokens[:-1]]).memory if len(tokens) > 1 else memory
-        pending, text = tokens[-1], ""
-        written: list[int] = []
-        random = torch.Generator().manual_seed(0)
-        while len(written) < new_tokens:
-            with evaluating(self.model):
-                logits, memory = self.model(torch.tensor([[pending]], device=self._model_device), memory)
-            pending = _next_token(logits[0, -1], temperature, random)
-            if pending == self.eot_token_id:
-                break
-            written.append(pending)
-            text = self.text_tokenizer.decode_bytes(written, begin=len(tokens) == 1).decode("utf-8", "ignore")
-            found = [text.index(stop) for stop in stops if stop in text]
-            if found:
-                return text[: min(found)]
-        return text
-
-    @property
-    def _model_device(self) -> torch.device:
-        return self.model.embedding.weight.device
-
-
-def _next_token(logits: torch.Tensor, temperature: float, random: torch.Generator) -> int:
-    if temperature == 0:
-        return int(logits.argmax())
-    probabilities = (logits.double().cpu() / temperature).softmax(-1)
-    return int(torch.multinomial(probabilities, 1, generator=random))
+        session = Session(self.engine, self.text_tokenizer)
+        session.read(context)
+        return session.write_all(new_tokens, temperature=temperature, stop=stops).text
 
 
 def evaluate(

@@ -18,6 +18,7 @@ from block_recurrent.errors import InputError
 from block_recurrent.hub.cache import BlockRecurrentCache
 from block_recurrent.hub.configuration import BlockRecurrentConfig
 from block_recurrent.hub.rows import Rows
+from block_recurrent.inference.engine import Engine
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 
@@ -37,6 +38,7 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: BlockRecurrentConfig) -> None:
         super().__init__(config)
         self.model = BlockRecurrentLM(config.model_config())
+        self._engine: Engine | None = None
         self.post_init()
 
     def forward(
@@ -62,8 +64,13 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
         memory = _memory_of(past_key_values, len(input_ids))
         rows = Rows.of(input_ids, attention_mask)
         keep = logits_to_keep if labels is None else 0
-        hidden, memory = self._read(rows, input_ids, memory, keep)
-        logits = hidden @ self.model.embedding.weight.T
+        one_each = input_ids.shape[1] == 1 == min(rows.lengths) and not (input_ids == self._mark).any()
+        if (engine := self._engine) is not None and one_each:
+            logits, memory = engine.decode(input_ids[:, 0], memory)
+            logits = logits[:, None].to(self.dtype)
+        else:
+            hidden, memory = self._read(rows, input_ids, memory, keep)
+            logits = hidden @ self.model.embedding.weight.T
         loss = None if labels is None else _loss(logits, labels)
         cache = None if use_cache is False else BlockRecurrentCache(memory)
         values: dict[str, Any] = {"loss": loss, "logits": logits, "past_key_values": cache}
@@ -90,7 +97,11 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
             _refuse_mark_after(_memory_of(memory, len(given)), Rows.of(given, kwargs.get("attention_mask")), self._mark)
             if isinstance(memory, DocumentMemory):
                 kwargs["past_key_values"] = BlockRecurrentCache(memory)
-        return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
+        self._engine = Engine(self.model)  # with the weights of this moment: they may be trained between two calls
+        try:
+            return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._engine = None
 
     def _read(
         self, rows: Rows, input_ids: Tensor, memory: DocumentMemory | None, keep: int

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -44,30 +43,20 @@ class BlockGrid:
     lengths: tuple[int, ...]
     num_tokens: int
 
-    @cached_property
+    @property
     def num_blocks(self) -> int:
         """T: blocks that the longest lane touches, at least one."""
         ends = (offset + length for offset, length in zip(self.offsets, self.lengths, strict=True))
         return max(1, *(-(-end // self.window) for end in ends))
 
-    @cached_property
+    @property
     def completed(self) -> tuple[int, ...]:
         """Blocks that each lane completes."""
         return tuple((p + n) // self.window for p, n in zip(self.offsets, self.lengths, strict=True))
 
-    @cached_property
+    @property
     def most_completed(self) -> int:
         return max(self.completed)
-
-    @cached_property
-    def all_in_last_block(self) -> bool:
-        """Whether every lane ends inside of the call's last block."""
-        return all(count == self.num_blocks - 1 for count in self.completed)
-
-    @cached_property
-    def all_full(self) -> bool:
-        """Whether every lane gets all of the call's tokens."""
-        return all(length == self.num_tokens for length in self.lengths)
 
     def into_blocks(self, x: Tensor) -> Tensor:
         """(B, H, N, K) -> (B, H, T, W, K), each token in its block; with one block, no more rows than tokens."""

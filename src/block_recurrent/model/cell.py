@@ -10,20 +10,10 @@ from torch import Tensor, nn
 
 from block_recurrent.config import GATE_CONFIGS, ModelConfig
 from block_recurrent.model.blocks import BlockGrid
-from block_recurrent.model.memory import KeptView
-from block_recurrent.nn.attention import attend, merge_heads, split_heads
 from block_recurrent.nn.gates import GATES, Gate
-from block_recurrent.nn.kept import Watch
-from block_recurrent.nn.linear import join, linear, normal, ones
-from block_recurrent.nn.norm import RMSNorm, values_and_units
-from block_recurrent.nn.rows import Function
-
-
-class KeysAndValues(NamedTuple):
-    """What tokens show to a query, (B, H, tokens, K)."""
-
-    keys: Tensor
-    values: Tensor
+from block_recurrent.nn.linear import apply_joined, constant, linear, normal
+from block_recurrent.nn.norm import RMSNorm
+from block_recurrent.ops import attend, merge_heads, split_heads, unit_heads
 
 
 class StateView(NamedTuple):
@@ -33,15 +23,6 @@ class StateView(NamedTuple):
     values: Tensor
     self_queries: Tensor
     token_queries: Tensor
-
-
-class _Prepared(NamedTuple):
-    """What a cell works out from its weights alone."""
-
-    projection: Function
-    """All maps of a state at once, D -> 4*H*K."""
-    scales: Tensor
-    """Of keys, which have none, and of the two kinds of queries, (3H, 1, 1)."""
 
 
 class RecurrentCell(nn.Module):
@@ -58,50 +39,41 @@ class RecurrentCell(nn.Module):
         self.to_values = linear(D, HK)
         self.to_self_queries = linear(D, HK)
         self.to_token_queries = linear(D, HK)
-        self.self_scale = ones(config.num_heads)
-        self.token_scale = ones(config.num_heads)
+        self.self_scale = constant(config.num_heads, value=config.scale_init)
+        self.token_scale = constant(config.num_heads, value=config.scale_init)
         self.update = UPDATES[config.gate_config](config, 2 * HK)
-        self._watch = Watch()
 
     def fresh_state(self, lanes: int) -> Tensor:
         """The learned initial state of a document, (B, S, D)."""
         return self.initial_state.expand(lanes, -1, -1)
 
-    def view(self, state: Tensor, prepared: _Prepared | None = None) -> StateView:
-        """What a state shows and asks. `prepared`: what `_prepare` gives, where the caller has it."""
-        H, (projection, scales) = self.num_heads, prepared or self._prepare()
+    def view(self, state: Tensor) -> StateView:
+        """What a state shows and asks."""
+        maps = (self.to_values, self.to_keys, self.to_self_queries, self.to_token_queries)
+        scales = torch.cat([torch.ones_like(self.self_scale), self.self_scale.abs(), self.token_scale.abs()])
         # The IDs come after the norm, so that states differ from each other whatever they hold (paper, section 3.2).
-        heads = split_heads(projection(self.norm(state) + self.state_ids), 4 * H)
-        values, keys, self_queries, token_queries = values_and_units(heads, scales)
+        heads = split_heads(apply_joined(self.norm(state) + self.state_ids, *maps), 4 * self.num_heads)
+        values, keys, self_queries, token_queries = unit_heads(heads, scales.view(-1, 1, 1))
         return StateView(keys, values, self_queries, token_queries)
 
-    def kept_view(self, kept: KeptView | None, state: Tensor) -> StateView | None:
-        """The view that was kept from an earlier call, if it is this state's and the weights have not changed since."""
-        if kept is None or kept.state is not state or torch.is_grad_enabled() or kept.watch is not self._present():
-            return None
-        return StateView(*kept.view)
-
-    def keep(self, view: StateView, state: Tensor) -> KeptView | None:
-        """A state's view, for the next call; none in training, where weights and graphs change."""
-        return None if torch.is_grad_enabled() else KeptView(view, state, self._present())
-
     def scan(
-        self, state: Tensor, tokens: KeysAndValues, grid: BlockGrid, first: StateView | None
+        self, state: Tensor | None, keys: Tensor, values: Tensor, grid: BlockGrid, view: StateView | None = None
     ) -> tuple[list[StateView], Tensor]:
         """Run over the blocks of a call: the one sequential part of the model.
 
-        `tokens`: the tokens' keys and values, (B, H, C + N, K), cached ones first; `first`: the view of `state`, where
-        it is known. Returns the view at the start of each of the T blocks, and the state after the blocks that each
-        lane completed.
+        keys and values (B, H, C + N, K): the tokens', cached ones first; `view`: that of `state`, where it is known.
+        Returns the view at the start of each of the T blocks, and the state after the blocks that each lane completed.
         """
-        prepared = self._prepare() if first is None or grid.most_completed else None
-        pairs = [self._pairs_of_blocks(x, grid) for x in tokens] if grid.most_completed else []
-        states, views = [state], [first or self.view(state, prepared)]
-        for block, two_blocks in enumerate(zip(*pairs, strict=True)):
-            state = self.update(self._attention(views[block], KeysAndValues(*two_blocks)), state)
-            states.append(state)
+        assert state is not None
+        states, views = [state], [view or self.view(state)]
+        pairs = zip(*(self._pairs_of_blocks(x, grid) for x in (keys, values)), strict=True)
+        for block, (block_keys, block_values) in enumerate(pairs):
+            own = views[block]
+            by_self = attend(own.self_queries, own.keys, own.values)
+            by_tokens = attend(own.token_queries, block_keys, block_values)
+            states.append(self.update(merge_heads(torch.cat([by_self, by_tokens], dim=1)), states[block]))
             if block + 1 < grid.num_blocks:
-                views.append(self.view(state, prepared))
+                views.append(self.view(states[-1]))
         if len(set(grid.completed)) == 1:
             return views, states[grid.completed[0]]
         return views, torch.stack([states[count][lane] for lane, count in enumerate(grid.completed)])
@@ -112,27 +84,6 @@ class RecurrentCell(nn.Module):
         # Unbound at once: a slice per block would have the backward pass fill and add the whole buffer for each block.
         blocks = grid.keys_of_completed(x, blocks_before=1).unflatten(2, (-1, grid.window)).unbind(2)
         return [torch.cat(pair, dim=2) for pair in itertools.pairwise(blocks)]
-
-    def _prepare(self) -> _Prepared:
-        """For all blocks of a call."""
-        scales = [torch.ones_like(self.self_scale), self.self_scale.abs(), self.token_scale.abs()]
-        return _Prepared(join(*self._maps()), torch.cat(scales).view(-1, 1, 1))
-
-    def _maps(self) -> tuple[nn.Linear, ...]:
-        return self.to_values, self.to_keys, self.to_self_queries, self.to_token_queries
-
-    def _present(self) -> Watch:
-        """On the cell as it is; another one after every change."""
-        if self._watch.changed():
-            self._watch = Watch(self)
-        return self._watch
-
-    @staticmethod
-    def _attention(own: StateView, tokens: KeysAndValues) -> Tensor:
-        """Self-attention of the states beside cross-attention to the tokens of two blocks: (B, S, 2*H*K)."""
-        by_self = attend(own.self_queries, own.keys, own.values)
-        by_tokens = attend(own.token_queries, tokens.keys, tokens.values)
-        return merge_heads(torch.cat([by_self, by_tokens], dim=1))
 
 
 class SkipUpdate(nn.Module):
@@ -188,4 +139,6 @@ def register_update(name: str, update: type[nn.Module]) -> None:
 
 def make_gate(config: ModelConfig, in_dim: int) -> Gate:
     """The gate that the configuration names."""
-    return GATES[config.gate](in_dim, config.d_model, config.has_gate_bias, config.has_gate_tanh)
+    gate = GATES[config.gate](in_dim, config.d_model, config.has_gate_bias, config.has_gate_tanh)
+    gate.start_at(config.gate_init)
+    return gate

@@ -7,10 +7,9 @@ K head size, S states.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,13 +21,11 @@ from block_recurrent.errors import MemoryMismatchError
 from block_recurrent.model import checks
 from block_recurrent.model.blocks import BlockGrid, slice_lanes
 from block_recurrent.model.cell import RecurrentCell, StateView
-from block_recurrent.model.layers import Layer
-from block_recurrent.model.loss import CrossEntropy, cross_entropy
+from block_recurrent.model.layer import Layer
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
-from block_recurrent.nn.dropout import dropout
 from block_recurrent.nn.linear import normal
 from block_recurrent.nn.norm import RMSNorm
-from block_recurrent.nn.rows import times
+from block_recurrent.ops import cross_entropy, dropout
 
 
 class Loss(NamedTuple):
@@ -45,7 +42,7 @@ class Loss(NamedTuple):
 
 
 class BlockRecurrentLM(nn.Module):
-    """Every system of the paper, as its configuration says. Holds weights and nothing else: the memory is a value."""
+    """Every system of the paper, as its configuration says. The memory is a value, and no part of the model."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -68,7 +65,7 @@ class BlockRecurrentLM(nn.Module):
         with this call; they forget. lengths (B,): how many tokens are real in each lane, the others change nothing.
         """
         hidden, memory = self.hidden(tokens, memory, starts, lengths)
-        return self._logits(hidden), memory
+        return hidden @ self.embedding.weight.T, memory
 
     def hidden(
         self,
@@ -79,48 +76,40 @@ class BlockRecurrentLM(nn.Module):
     ) -> tuple[Tensor, DocumentMemory]:
         """As `forward`, but the vectors (B, N, D) whose products with the embeddings are the logits."""
         memory, grid = self._enter(tokens, memory, starts, lengths)
-        if self.config.feedback:
-            x, layers = self._block_by_block(tokens, memory.layers, grid)
-        else:
-            x, layers = self._stack(tokens, memory.layers, grid)
+        run = self._block_by_block if self.config.feedback else self._stack
+        x, layers = run(self.embedding(tokens.long()), memory.layers, grid)
         x = dropout(self.final_norm(x), self.config.dropout, self.training) / math.sqrt(self.config.d_model)
         tokens_read = memory.tokens_read + torch.tensor(grid.lengths)
         return x, DocumentMemory(layers, tokens_read, self.config, maker=weakref.ref(self))
 
     def _stack(
-        self, tokens: Tensor, memories: tuple[LayerMemory, ...], grid: BlockGrid
+        self, x: Tensor, memories: tuple[LayerMemory, ...], grid: BlockGrid
     ) -> tuple[Tensor, tuple[LayerMemory, ...]]:
         """All layers over all tokens of the call at once."""
-        x = self.embedding(tokens.long())
-        writing = tokens.shape[1] == 1 and not (self.training or torch.is_grad_enabled())
-        x = x.squeeze(1) if writing else x
-        views = self._feedback_views(memories) if self.config.feedback else itertools.repeat(None, len(memories))
         after = []
-        for layer, memory, view in zip(self.layers, memories, views, strict=True):
+        for layer, memory, view in zip(self.layers, memories, self._feedback_views(memories), strict=True):
             x, memory = layer(x, memory, grid, view)
             after.append(memory)
-        return x.unsqueeze(1) if writing else x, tuple(after)
+        return x, tuple(after)
 
     def _block_by_block(
-        self, tokens: Tensor, memories: tuple[LayerMemory, ...], grid: BlockGrid
+        self, x: Tensor, memories: tuple[LayerMemory, ...], grid: BlockGrid
     ) -> tuple[Tensor, tuple[LayerMemory, ...]]:
         """Block feedback (SPEC section 6): the whole stack on block 1, then on block 2; gradients flow between them."""
-        hidden = self.embedding.weight.new_zeros(*tokens.shape, self.config.d_model)
-        offsets = grid.offsets
+        hidden, num_tokens, offsets = torch.zeros_like(x), x.shape[1], grid.offsets
         for first, lengths in grid.pieces():
             longest = max(lengths)
             piece = BlockGrid(grid.window, offsets, tuple(lengths), longest)
-            x, memories = self._stack(slice_lanes(tokens, first, longest, dim=1), memories, piece)
-            hidden = hidden + _place(x, first, lengths, tokens.shape[1])
+            y, memories = self._stack(slice_lanes(x, first, longest, dim=1), memories, piece)
+            hidden = hidden + _place(y, first, lengths, num_tokens)
             offsets = tuple((p + n) % grid.window for p, n in zip(offsets, lengths, strict=True))
         return hidden, memories
 
-    def _feedback_views(self, memories: tuple[LayerMemory, ...]) -> list[StateView]:
+    def _feedback_views(self, memories: tuple[LayerMemory, ...]) -> Sequence[StateView | None]:
         """What each layer reads in block feedback: a recurrent layer its own state, the others the highest one."""
-        own = {
-            index: cell.kept_view(memories[index].view, state) or cell.view(state)
-            for index, cell, state in self._cells(memories)
-        }
+        if not self.config.feedback:
+            return [None] * len(memories)
+        own = {index: cell.view(state) for index, cell, state in self._cells(memories)}
         highest = own[max(own)]
         return [own.get(index, highest) for index in range(len(memories))]
 
@@ -139,23 +128,22 @@ class BlockRecurrentLM(nn.Module):
         mask: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Loss:
-        """Cross-entropy of `targets` (B, N) where `mask` (B, N) is true or None, without holding all logits."""
+        """Cross-entropy of `targets` (B, N) where `mask` (B, N) is true, without holding all logits.
+
+        Without a mask, all tokens count, or as many of each lane as `lengths` says.
+        """
         checks.check_tokens(targets, self.config.vocab_size, self.embedding.weight.device, "targets")
         checks.check_same_shape(targets, tokens, "targets", (targets.dtype,))
         if mask is None:
-            mask = torch.ones_like(targets, dtype=torch.bool)
+            real = checks.lengths_of(lengths, *targets.shape)
+            mask = torch.arange(targets.shape[1]) < torch.tensor(real)[:, None]
+            mask = mask.to(targets.device)
         checks.check_same_shape(mask, tokens, "mask", (torch.bool,))
         hidden, memory = self.hidden(tokens, memory, starts, lengths)
-        total, per_token = self._cross_entropy(hidden.flatten(0, 1), targets.flatten().long(), mask.flatten())
+        total, per_token = cross_entropy(
+            hidden.flatten(0, 1), self.embedding.weight, targets.flatten().long(), mask.flatten()
+        )
         return Loss(total.float(), mask.sum().float(), memory, per_token.view(targets.shape).float())
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        table = self.embedding.weight
-        return times(table)(hidden.squeeze(1)).unsqueeze(1) if hidden.shape[1] == 1 else hidden @ table.T
-
-    def _cross_entropy(self, hidden: Tensor, targets: Tensor, counts: Tensor) -> CrossEntropy:
-        """hidden (tokens, D), targets (tokens,), counts (tokens,) -> their sum and each, without all logits at once."""
-        return cross_entropy(hidden, self.embedding.weight, targets, counts)
 
     def fingerprint(self) -> str:
         """SHA-256 of the model's shape and weights: whose memory is whose."""

@@ -6,7 +6,7 @@ read. Lane b of the batch reads one document; its memory is
 - per layer, the keys and values of the last W tokens (2W in a recurrent layer: its state is updated at block ends, from
   the block and the one before, so an open block and the one before it must be at hand);
 - per recurrent layer, the state at the start of the open block;
-- per memorizing layer, past keys and values (`Recall`);
+- per memorizing layer, past keys and values (`KNNMemory`);
 - how many tokens it has read, which says how far the open block has come.
 """
 
@@ -16,29 +16,17 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import InputError, MemoryMismatchError
-from block_recurrent.model.recall import Recall, room_to_spare
-from block_recurrent.model.tape import Place
-from block_recurrent.nn.kept import Watch
+from block_recurrent.model.knn_memory import KNNMemory, room_to_spare
 
 if TYPE_CHECKING:
     from block_recurrent.model.language_model import BlockRecurrentLM
-
-
-class KeptView(NamedTuple):
-    """A cell's view of a state, (B, H, S, K) each, and what it was made from."""
-
-    view: tuple[Tensor, ...]
-    state: Tensor
-    """The very state: somebody may put another one into a memory."""
-    watch: Watch
-    """On the cell that made it: it is the cell's until something changes there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,28 +36,21 @@ class LayerMemory:
     keys: Tensor
     values: Tensor
     state: Tensor | None = None
-    recall: Recall | None = None
-    place: Place | None = None
-    """Where `keys` and `values` lie on a tape, while writing: only a way to be fast, no part of the value."""
-    view: KeptView | None = None
-    """What `state` shows, kept while writing: no part of the value either."""
+    knn: KNNMemory | None = None
 
-    def map(self, change: Callable[[Tensor], Tensor], change_recall: Callable[[Recall], Recall]) -> LayerMemory:
+    def map(self, change: Callable[[Tensor], Tensor], change_knn: Callable[[KNNMemory], KNNMemory]) -> LayerMemory:
         """The same with every tensor changed."""
         state = None if self.state is None else change(self.state)
-        view = None
-        if self.view is not None and self.view.state is self.state and state is not None:
-            view = KeptView(tuple(map(change, self.view.view)), state, self.view.watch)
-        recall = None if self.recall is None else change_recall(self.recall)
-        return LayerMemory(change(self.keys), change(self.values), state, recall, view=view)
+        knn = None if self.knn is None else change_knn(self.knn)
+        return LayerMemory(change(self.keys), change(self.values), state, knn)
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, for comparing and saving."""
         named = {"keys": self.keys, "values": self.values}
         if self.state is not None:
             named["state"] = self.state
-        if self.recall is not None:
-            named["recall_keys"], named["recall_values"] = self.recall.tensors()
+        if self.knn is not None:  # under the names that memory files have
+            named["recall_keys"], named["recall_values"] = self.knn.tensors()
         return named
 
 
@@ -110,10 +91,22 @@ class DocumentMemory:
                     keys=like.new_zeros(lanes, H, cached, K),
                     values=like.new_zeros(lanes, H, cached, K),
                     state=like.new_zeros(lanes, config.num_states, config.d_model) if recurrent else None,
-                    recall=Recall.empty((lanes, H, config.memory_size, K), spare, like) if memorizing else None,
+                    knn=KNNMemory.empty((lanes, H, config.memory_size, K), spare, like) if memorizing else None,
                 )
             )
         return cls(tuple(layers), torch.zeros(lanes, dtype=torch.int64), config)
+
+    def __repr__(self) -> str:
+        read = self.tokens_read.tolist()
+        shown = str(read) if len(read) <= 4 else f"[{', '.join(map(str, read[:3]))}, ...]"
+        lanes = f"{self.lanes} lane{'s' * (self.lanes != 1)}"
+        return (
+            f"DocumentMemory({lanes}, tokens_read={shown}, {self.nbytes / 2**20:.2f} MiB, {self.dtype}, {self.device})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickles and deep copies: a reference to the model can't go along, the hash of its weights can."""
+        return vars(self) | {"maker": None, "fingerprint": self.maker_fingerprint()}
 
     @property
     def lanes(self) -> int:
@@ -134,7 +127,7 @@ class DocumentMemory:
         for layer in self.layers:
             held = [layer.keys, layer.values] + ([] if layer.state is None else [layer.state])
             total += sum(x.numel() * x.element_size() for x in held)
-            total += 0 if layer.recall is None else layer.recall.nbytes
+            total += 0 if layer.knn is None else layer.knn.nbytes
         return total
 
     @property
@@ -144,24 +137,24 @@ class DocumentMemory:
 
     def detach(self) -> DocumentMemory:
         """The same values, cut from the graph: no gradient goes further back than here."""
-        return self._map(lambda x: x.detach().contiguous(), lambda recall: recall)
+        return self._map(lambda x: x.detach().contiguous(), lambda knn: knn)
 
     def for_autograd(self) -> DocumentMemory:
         """The same in tensors that autograd takes: those made in inference mode, as in reading, are copied."""
         if not self.layers[0].keys.is_inference():
             return self
-        return self._map(lambda x: x.clone(), lambda recall: recall)
+        return self._map(lambda x: x.clone(), lambda knn: knn)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DocumentMemory:
         """On another device or in another precision."""
-        return self._map(lambda x: x.to(device=device, dtype=dtype), lambda recall: recall.to(device, dtype))
+        return self._map(lambda x: x.to(device=device, dtype=dtype), lambda knn: knn.to(device, dtype))
 
     def select(self, lanes: Sequence[int]) -> DocumentMemory:
         """The lanes named, in that order; a lane may be named more than once."""
         lanes = lanes.tolist() if isinstance(lanes, Tensor) else list(lanes)
         if not lanes or any(isinstance(lane, bool) or lane not in range(self.lanes) for lane in lanes):
             raise InputError(f"lanes {lanes} can't be selected: name at least one, each from 0 to {self.lanes - 1}")
-        selected = self._map(lambda x: x[lanes], lambda recall: recall.select(lanes))
+        selected = self._map(lambda x: x[lanes], lambda knn: knn.select(lanes))
         return replace(selected, tokens_read=self.tokens_read[lanes])
 
     @staticmethod
@@ -191,7 +184,7 @@ class DocumentMemory:
                 layer.keys.masked_fill(gone, 0),
                 layer.values.masked_fill(gone, 0),
                 layer.state,
-                layer.recall and layer.recall.reset(lanes),
+                layer.knn and layer.knn.reset(lanes),
             )
             for layer in self.layers
         ]
@@ -240,6 +233,10 @@ class DocumentMemory:
             "a memory can be used only with the model that made it"
         )
 
+    def adopted_by(self, model: BlockRecurrentLM) -> DocumentMemory:
+        """The same memory as one that `model` made, without a check: for callers who know that it fits."""
+        return replace(self, config=model.config, maker=weakref.ref(model), fingerprint=None)
+
     @property
     def unused(self) -> bool:
         """Whether no model has made or read into it: it fits every model of its shape."""
@@ -261,16 +258,16 @@ class DocumentMemory:
             )
         return model.fingerprint()
 
-    def _map(self, change: Callable[[Tensor], Tensor], change_recall: Callable[[Recall], Recall]) -> DocumentMemory:
-        return replace(self, layers=tuple(layer.map(change, change_recall) for layer in self.layers))
+    def _map(self, change: Callable[[Tensor], Tensor], change_knn: Callable[[KNNMemory], KNNMemory]) -> DocumentMemory:
+        return replace(self, layers=tuple(layer.map(change, change_knn) for layer in self.layers))
 
 
 def _cat_layers(layers: Sequence[LayerMemory]) -> LayerMemory:
     states = [layer.state for layer in layers if layer.state is not None]
-    recalls = [layer.recall for layer in layers if layer.recall is not None]
+    knns = [layer.knn for layer in layers if layer.knn is not None]
     return LayerMemory(
         torch.cat([layer.keys for layer in layers]),
         torch.cat([layer.values for layer in layers]),
         torch.cat(states) if states else None,
-        Recall.cat(recalls) if recalls else None,
+        KNNMemory.cat(knns) if knns else None,
     )

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import BlockRecurrentError, FileFormatError
+from block_recurrent.io.atomic import atomic_file
+from block_recurrent.model.knn_memory import KNNMemory, room_to_spare
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
-from block_recurrent.model.recall import Recall, room_to_spare
-from block_recurrent.whole_file import written_aside
 
 FORMAT = "block-recurrent-memory"
 VERSION = 1
@@ -39,15 +39,15 @@ def save_memory(memory: DocumentMemory, path: Path, extra: dict[str, Any] | None
         "config": memory.config.to_dict(),
         "fingerprint": memory.maker_fingerprint(),
         "tokens_read": memory.tokens_read.tolist(),
-        "recall_counts": {str(i): layer.recall.counts for i, layer in enumerate(memory.layers) if layer.recall},
-        "recall_ends": {str(i): layer.recall.ends for i, layer in enumerate(memory.layers) if layer.recall},
+        "recall_counts": {str(i): layer.knn.counts for i, layer in enumerate(memory.layers) if layer.knn},
+        "recall_ends": {str(i): layer.knn.ends for i, layer in enumerate(memory.layers) if layer.knn},
         "extra": extra or {},
     }
     text = json.dumps(header)
     metadata = {FORMAT: text.ljust(-(-len(text) // HEADER_STEP) * HEADER_STEP)}
     metadata["sha256"] = _hash(metadata[FORMAT], tensors)
     try:
-        with written_aside(path) as aside:
+        with atomic_file(path) as aside:
             aside.write_bytes(save(tensors, metadata=metadata))
     except OSError as error:
         raise FileFormatError(f"the memory can't be written to '{path}': {error.strerror or error}") from None
@@ -120,9 +120,9 @@ def _layer(tensors: dict[str, Tensor], index: int, header: dict[str, Any], confi
         return tensors[f"layers.{index}.{name}"]
 
     counts, ends = (header[name].get(str(index)) for name in ("recall_counts", "recall_ends"))
-    recall = None
+    knn = None
     if counts is not None:
         entries = tensor("recall_keys"), tensor("recall_values")
-        recall = Recall.from_tensors(*entries, counts, room_to_spare(config), ends)
+        knn = KNNMemory.from_tensors(*entries, counts, room_to_spare(config), ends)
     state = tensor("state") if index + 1 in config.recurrent_layers else None
-    return LayerMemory(tensor("keys"), tensor("values"), state, recall)
+    return LayerMemory(tensor("keys"), tensor("values"), state, knn)

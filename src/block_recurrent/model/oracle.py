@@ -104,7 +104,7 @@ class Oracle:
         if n in config.memory_layers:
             near = attention(q, keys, values, w["scale"])
             g = torch.sigmoid(w["recall_mix"])[:, None]
-            heads = near * (1 - g) + self._recall(n, q, w["scale"], document) * g
+            heads = near * (1 - g) + self._search(n, q, w["scale"], document) * g
         else:
             bias = torch.stack([w["position_bias.table"][:, bucket(t - position)] for position in window])
             heads = attention(q, keys, values, w["scale"], bias)
@@ -120,7 +120,7 @@ class Oracle:
         hidden = torch.relu(w["mlp.hidden.weight"] @ rmsnorm(x, w["mlp_norm.weight"]))
         return x + w["mlp.output.weight"] @ hidden
 
-    def _recall(self, n: int, q: Tensor, scale: Tensor, document: Document) -> Tensor:
+    def _search(self, n: int, q: Tensor, scale: Tensor, document: Document) -> Tensor:
         """Attention of each head over its nearest entries of the memory, which has no gradient (SPEC section 7)."""
         M, neighbors = self.config.memory_size, self.config.memory_neighbors
         begin = document.length - document.length % self.config.window

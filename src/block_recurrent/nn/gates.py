@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +28,10 @@ class Gate(nn.Module):
     def forward(self, h: Tensor, state: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def openness(self, h: Tensor) -> dict[str, Tensor]:
+    def start_at(self, keep: float) -> None:
+        """Let the gate start by keeping this share of the old state, where it has such a share."""
+
+    def activations(self, h: Tensor) -> dict[str, Tensor]:
         """For watching: means by name, such as how much of the old state stays."""
         return {}
 
@@ -55,7 +60,11 @@ class FixedGate(Gate):
     def forward(self, h: Tensor, state: Tensor) -> Tensor:
         return torch.lerp(self.candidate(h).to(state.dtype), state, self.bias.sigmoid())
 
-    def openness(self, h: Tensor) -> dict[str, Tensor]:
+    @torch.no_grad()
+    def start_at(self, keep: float) -> None:
+        self.bias.add_(math.log(keep / (1 - keep)))
+
+    def activations(self, h: Tensor) -> dict[str, Tensor]:
         return {"keep": self.bias.sigmoid().mean()}
 
 
@@ -72,7 +81,7 @@ class LSTMGate(Gate):
     def forward(self, h: Tensor, state: Tensor) -> Tensor:
         return state * self._forget(h) + self.candidate(h) * self._input(h)
 
-    def openness(self, h: Tensor) -> dict[str, Tensor]:
+    def activations(self, h: Tensor) -> dict[str, Tensor]:
         return {"forget": self._forget(h).mean(), "input": self._input(h).mean()}
 
     def _input(self, h: Tensor) -> Tensor:

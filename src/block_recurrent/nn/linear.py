@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
-
-from block_recurrent.nn.rows import Function, times
 
 # Standard deviation of a unit normal that is cut at two deviations: what `trunc_normal_` loses is given back.
 _DEVIATION_AFTER_CUT = 0.87962566103423978
@@ -23,15 +20,12 @@ def linear(in_dim: int, out_dim: int, variance: float = 1.0) -> nn.Linear:
     return layer
 
 
-def join(*maps: nn.Linear, for_rows: bool = False) -> Function:
-    """Several maps, which stay separate parameters (SPEC section 8), as one: (..., in) -> (..., outputs of all).
-
-    `for_rows`: shorter for (tokens, in), and of no use for anything else.
-    """
-    if all(type(map) is nn.Linear for map in maps):
-        weight = torch.cat([map.weight for map in maps])
-        return times(weight, copy=True) if for_rows else partial(F.linear, weight=weight)
-    return lambda x: torch.cat([map(x) for map in maps], dim=-1)  # they have products of their own, as in 8 bits
+def apply_joined(x: Tensor, *maps: nn.Module) -> Tensor:
+    """Several maps of one x, (..., in) -> (..., outputs of all): one product, though they are separate parameters."""
+    weights = [map.weight for map in maps if type(map) is nn.Linear]
+    if len(weights) == len(maps):
+        return F.linear(x, torch.cat(weights))
+    return torch.cat([map(x) for map in maps], dim=-1)  # modules with products of their own, such as 8-bit weights
 
 
 def normal(*shape: int, deviation: float) -> nn.Parameter:
@@ -39,9 +33,6 @@ def normal(*shape: int, deviation: float) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape).normal_(std=deviation))
 
 
-def ones(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.ones(shape))
-
-
-def zeros(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.zeros(shape))
+def constant(*shape: int, value: float) -> nn.Parameter:
+    """A parameter whose entries all start at one value."""
+    return nn.Parameter(torch.full(shape, float(value)))

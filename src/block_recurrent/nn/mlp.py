@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from block_recurrent.nn.bare import adding, bare
 from block_recurrent.nn.linear import linear
-from block_recurrent.nn.rows import AddTo
 
 
 class MLP(nn.Module):
@@ -19,7 +17,3 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.output(self.hidden(x).relu_())
-
-    def adding(self) -> AddTo:
-        hidden, add_output = bare(self.hidden), adding(self.output)
-        return lambda x, y: add_output(x, hidden(y).relu_())

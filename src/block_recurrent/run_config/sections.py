@@ -135,16 +135,19 @@ class OptimizerConfig(Section):
     """Of AdamW, on matrices; Adafactor has none."""
     gate_rate: float = 1.0
     """Of AdamW: times the learning rate, for the biases of gates, which decide how long the state lasts."""
+    scale_rate: float = 1.0
+    """Of AdamW: times the learning rate, for the scales of attention, which decide how sharp it is."""
 
     def check(self) -> None:
         self.one_of("name", OPTIMIZERS)
         for name in ("momentum", "beta1", "beta2"):
             self.require(name, 0 <= getattr(self, name) < 1, "it must be from 0 up to, but not including, 1")
-        self.at_least(0, "epsilon", "weight_decay", "gate_rate")
+        self.at_least(0, "epsilon", "weight_decay", "gate_rate", "scale_rate")
         unused = self.weight_decay and self.name == "adafactor"
         self.require("weight_decay", not unused, "Adafactor has none here; use optimizer.name=adamw, or 0")
-        unused = self.gate_rate != 1 and self.name == "adafactor"
-        self.require("gate_rate", not unused, "Adafactor has one rate for all; use optimizer.name=adamw, or 1")
+        for name in ("gate_rate", "scale_rate"):
+            unused = getattr(self, name) != 1 and self.name == "adafactor"
+            self.require(name, not unused, "Adafactor has one rate for all; use optimizer.name=adamw, or 1")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from block_recurrent.config import ModelConfig
 from block_recurrent.data import Corpus, load_tokenizer
-from block_recurrent.data.prepare import PrepareSettings, prepare
+from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
 from block_recurrent.errors import ConfigError
 from block_recurrent.evaluate.scoring import score
 from block_recurrent.evaluate.state_edits import StateEdit, clear_every

@@ -22,8 +22,8 @@ from block_recurrent.checkpoint import (
 )
 from block_recurrent.data import Tokenizer
 from block_recurrent.errors import CheckpointError, ConfigError, TrainingError
+from block_recurrent.io.atomic import atomic_file
 from block_recurrent.run_config import RunConfig, differences, read_toml
-from block_recurrent.whole_file import written_aside
 
 LOCK = ".lock"
 
@@ -103,7 +103,7 @@ def _refuse_differences(run: Path, config: RunConfig) -> None:
 
 def _write_whole(path: Path, content: bytes) -> None:
     try:
-        with written_aside(path) as aside:
+        with atomic_file(path) as aside:
             aside.write_bytes(content)
     except OSError as error:
         raise TrainingError(f"'{path}' can't be written: {error.strerror or error}") from None

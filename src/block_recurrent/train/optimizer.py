@@ -32,12 +32,13 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     if config.name == "adafactor":
         return Adafactor(params, lr=0.0, momentum=config.momentum)
     # Gate biases, scales and norms are not shrunk: pulling a gate's bias to zero would set how long it remembers.
-    fast = {id(p) for p in gate_biases(model)} if config.gate_rate != 1 else set()
-    groups = [
-        {"params": [p for p in params if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in params if p.ndim < 2 and id(p) not in fast], "weight_decay": 0.0},
-        {"params": [p for p in params if id(p) in fast], "weight_decay": 0.0, "speed": config.gate_rate},
-    ]
+    speeds = {id(p): config.gate_rate for p in gate_biases(model)}
+    speeds |= {id(p): config.scale_rate for name, p in model.named_parameters() if name.endswith("scale")}
+    matrices = [p for p in params if p.ndim >= 2]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay, "speed": 1.0}]
+    for speed in sorted({speeds.get(id(p), 1.0) for p in params if p.ndim < 2}):
+        vectors = [p for p in params if p.ndim < 2 and speeds.get(id(p), 1.0) == speed]
+        groups.append({"params": vectors, "weight_decay": 0.0, "speed": speed})
     adamw = torch.optim.AdamW(groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.epsilon)
     for p in params:  # eagerly, so that a checkpoint can be loaded before the first step
         adamw.state[p] = {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}

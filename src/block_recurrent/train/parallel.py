@@ -57,7 +57,7 @@ class SegmentsLoss(nn.Module):
             # Whether a cell's initial state is read first hangs on the lanes: all processes must gather in one order.
             if isinstance(layer.cell, FSDPModule):
                 layer.cell.unshard()
-        mark = self.model.config.vocab_size - 1
+        mark = self.model.config.eos_token_id
         totals, lane_nats, text_nats = [], [], []
         for segment in segments:
             loss = self.model.loss(segment.tokens, segment.targets, memory, segment.starts, segment.mask)

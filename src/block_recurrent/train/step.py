@@ -57,7 +57,7 @@ class Updater:
         self, step: int, segments: Sequence[Step], memories: list[DocumentMemory], stop: bool = False
     ) -> tuple[Update, list[DocumentMemory]]:
         """Update number `step` on consecutive segments. Anything that is not finite stops it before weights change."""
-        mark = self.model.config.vocab_size - 1
+        mark = self.model.config.eos_token_id
         trained_here = sum(int(s.mask.sum()) for s in segments)
         text_here = sum(int((s.mask & (s.targets != mark)).sum()) for s in segments)
         # The mean is over the tokens of all lanes of all processes, however they are split.

@@ -14,7 +14,7 @@ from block_recurrent.nn.gates import Gate
 
 
 class GateWatch:
-    """Mean openness of every gate over the blocks of a step, by hooks on the gates.
+    """Mean activations of every gate over the blocks of a step, by hooks on the gates.
 
     An LSTM gate depends on what it reads, so its gates are worked out again for the first lane alone: a share of 1/B of
     the gate's own cost. Names are `layer3/attention_gate/keep`: the share of the old state that stays (fixed), or
@@ -40,7 +40,7 @@ class GateWatch:
     @torch.compiler.disable
     @torch.no_grad()
     def _add(self, name: str, gate: Gate, h: Tensor) -> None:
-        for kind, mean in gate.openness(h[:1]).items():
+        for kind, mean in gate.activations(h[:1]).items():
             key = f"{name}/{kind}"
             self._sums[key] = self._sums[key] + mean if key in self._sums else mean
             self._calls[key] = self._calls.get(key, 0) + 1

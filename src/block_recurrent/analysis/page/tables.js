@@ -33,6 +33,7 @@ function showComparison(data, report) {
     notes: data.by_distance.map((bucket) => `${short(bucket.tokens)} tokens`),
     xLabel: "tokens back to the last mention of the word", yLabel: "bits saved by A per token", up: "--a", down: "--b",
   });
+  showHeadroom(data);
   lineChart($("cumulative"), cumulativeSpec(data.curves));
   legend($("cumulative-legend"), data.curves.map((curve) => curve.label));
   showDocuments(data);
@@ -47,6 +48,29 @@ function cumulativeSpec(curves) {
     counts: { label: "documents", x: curves[0].positions, y: curves[0].documents },
     xLabel: "position", yLabel: "mean bits per token up to here", xLog: true,
   };
+}
+
+function showHeadroom(data) {
+  if (!data.headroom.a) return $("headroom").remove();
+  const columns = [];
+  for (const kind of ["bigram", "unigram"])
+    for (const side of ["a", "b"]) columns.push({ kind, side, label: `${data[side].label}, ${kind}`, color: SERIES_COLORS[columns.length] });
+  lineChart($("headroom-distances"), {
+    series: columns.map(({ kind, side, label, color }) => {
+      const bands = data.headroom[side].by_distance;
+      return { label, color, x: bands.map((band) => band.high), y: bands.map((band) => band[kind]), points: true, dashed: kind === "unigram" };
+    }),
+    xLabel: "tokens back, at most (and more than half as many)", yLabel: "bits saved per token", xLog: true,
+  });
+  legend($("headroom-legend"), columns.map((column) => column.label));
+  const [near, far] = [data.headroom.a.window, data.headroom.a.reach].map((size) => size.toLocaleString("en"));
+  const ranges = { all: "all", window: `window, up to ${near}`, reach: `reach, up to ${far}`, beyond: `beyond ${far}` };
+  const head = ["tokens back", ...columns.map((column) => column.label)];
+  const rows = data.headroom.a.bands.map((band, i) => element("tr", {},
+    element("td", { textContent: ranges[band.label] }),
+    ...columns.map(({ kind, side }) => element("td", { className: "num", textContent: data.headroom[side].bands[i][kind].toFixed(4) }))));
+  $("headroom-bands").append(
+    element("thead", {}, element("tr", {}, ...head.map((text) => element("th", { textContent: text })))), element("tbody", {}, ...rows));
 }
 
 function legend(place, labels) {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from block_recurrent.data.files import LeftOut, Remarks
 from block_recurrent.data.sources import find_documents
+from block_recurrent.data.sources.document import LeftOut, Remarks, UnreadableError
 from block_recurrent.errors import DataError
 
 
@@ -21,7 +21,7 @@ def load(folder: str | None = None, **_: Any) -> dict[str, Any]:
             continue
         try:
             text = b"".join(found.read(Remarks())).decode("utf-8")
-        except LeftOut:
+        except UnreadableError:
             continue
         if text:
             documents.append({"name": found.name, "text": text})

@@ -1,0 +1,1 @@
+"""Prepared folders: making them from documents, reading them, and checking them."""

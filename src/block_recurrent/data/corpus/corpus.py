@@ -1,0 +1,201 @@
+"""A prepared folder: memory-mapped tokens of whole documents, their index, and the tokenizer that made them.
+
+manifest.json       format, tokenizer, totals per split, every document, what was left out
+train.bin ...       tokens of a split, document after document, no marks, little-endian uint16 or uint32
+tokenizer.model     copy of the SentencePiece file (none for bytes)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from block_recurrent.data.sources.document import SPLITS
+from block_recurrent.data.tokenizers.base import BYTES, ByteTokenizer, Tokenizer, tokenizer_from_model
+from block_recurrent.errors import DataError, FileFormatError, did_you_mean
+
+FORMAT = "block-recurrent corpus"
+VERSION = 1
+MANIFEST = "manifest.json"
+TOKENIZER_FILE = "tokenizer.model"
+DECODE_TOKENS = 1 << 18
+
+
+def token_file(split: str) -> str:
+    """The file of a split's tokens."""
+    return f"{split}.bin"
+
+
+@dataclass(frozen=True)
+class DocumentInfo:
+    """What the manifest says about one document."""
+
+    name: str
+    split: str
+    offset: int  # of its first token in the split's file, in tokens
+    tokens: int
+    bytes: int  # of the text as UTF-8
+    words: int  # separated by white space
+    characters: int
+    sha256: str  # of the text as UTF-8
+    tokens_sha256: str | None  # of the stored tokens; None for bytes, whose tokens are the text
+    exact: bool  # decoding the tokens gives the text back, byte for byte
+    replaced: int  # places that were not UTF-8 and became U+FFFD
+    nul: int  # NUL characters, kept as they are
+    lost: int  # characters that decoding does not give back
+    unknown: int  # tokens that are the unknown piece
+
+
+class Corpus:
+    """A folder made by `brt data prepare`, opened for reading: sizes and index are checked, hashes are not."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.manifest = _read_manifest(self.folder)
+        try:
+            self._read_index()
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, FileFormatError):
+                raise
+            raise self._damaged(f"it lacks or misstates {error}") from None
+
+    def _read_index(self) -> None:
+        tokenizer = self.manifest["tokenizer"]
+        self.eos_token_id = int(tokenizer["size"])  # the document mark
+        self.vocab_size = self.eos_token_id + 1
+        self.dtype = np.dtype(self.manifest["dtype"]).newbyteorder("<")
+        self.left_out: list[dict[str, str]] = self.manifest["left_out"]
+        self._documents: dict[str, list[DocumentInfo]] = {split: [] for split in SPLITS}
+        self._place: dict[str, tuple[str, int]] = {}
+        for entry in self.manifest["documents"]:
+            document = DocumentInfo(**entry)
+            of_split = self._documents[document.split]
+            expected = of_split[-1].offset + of_split[-1].tokens if of_split else 0
+            if document.offset != expected or document.tokens < 0:
+                raise self._damaged(f"'{document.name}' should begin at token {expected}, not at {document.offset}")
+            if document.name in self._place:
+                raise self._damaged(f"it lists '{document.name}' twice")
+            self._place[document.name] = (document.split, len(of_split))
+            of_split.append(document)
+        self._files = {split: self._map(split) for split in SPLITS}
+
+    def _map(self, split: str) -> NDArray[np.unsignedinteger]:
+        path = self.folder / token_file(split)
+        documents = self._documents[split]
+        expected = (documents[-1].offset + documents[-1].tokens if documents else 0) * self.dtype.itemsize
+        actual = path.stat().st_size if path.is_file() else None
+        if actual != expected:
+            found = "is missing" if actual is None else f"has {actual} bytes"
+            raise FileFormatError(
+                f"'{path}' {found}, but its manifest says {expected} bytes; prepare the folder again with --overwrite"
+            )
+        # An empty file can't be mapped.
+        return np.memmap(path, self.dtype, "r").view(np.ndarray) if expected else np.empty(0, self.dtype)
+
+    def _damaged(self, what: str) -> FileFormatError:
+        return FileFormatError(
+            f"'{self.folder / MANIFEST}' is damaged: {what}; prepare the folder again with --overwrite"
+        )
+
+    @property
+    def mark(self) -> int:
+        """Another name of `eos_token_id`."""
+        return self.eos_token_id
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the tokens."""
+        if self.manifest["tokenizer"]["kind"] == BYTES:
+            return ByteTokenizer()
+        path = self.folder / TOKENIZER_FILE
+        try:
+            model = path.read_bytes()
+        except OSError as error:
+            raise FileFormatError(f"can't read '{path}': {error.strerror}; prepare the folder again") from None
+        if hashlib.sha256(model).hexdigest() != self.manifest["tokenizer"]["sha256"]:
+            raise FileFormatError(f"'{path}' is not the tokenizer that made the tokens: its SHA-256 differs")
+        return tokenizer_from_model(model, str(path))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes when any document, its place, or the tokenizer changes."""
+        digest = hashlib.sha256(self.manifest["tokenizer"]["sha256"].encode())
+        for split in SPLITS:
+            for document in self._documents[split]:
+                digest.update(f"{split}\0{document.name}\0{document.tokens}\0{document.sha256}\n".encode())
+        return digest.hexdigest()[:32]
+
+    def documents(self, split: str) -> list[DocumentInfo]:
+        """The documents of a split, in the order of their tokens."""
+        if split not in self._documents:
+            raise DataError(f"there is no split '{split}'{did_you_mean(split, SPLITS)}; splits are {', '.join(SPLITS)}")
+        return self._documents[split]
+
+    def lengths(self, split: str) -> NDArray[np.int64]:
+        """Tokens of each document of a split, marks not counted."""
+        return np.array([document.tokens for document in self.documents(split)], dtype=np.int64)
+
+    def tokens(self, split: str, index: int) -> NDArray[np.unsignedinteger]:
+        """The tokens of one document: a read-only view into the mapped file."""
+        document = self.documents(split)[index]
+        return self._files[split][document.offset : document.offset + document.tokens]
+
+    def find(self, name: str) -> tuple[str, int]:
+        """Split and index of a document, by its name."""
+        if name not in self._place:
+            hint = did_you_mean(name, self._place)
+            raise DataError(f"'{self.folder}' has no document '{name}'{hint}; its manifest.json lists them")
+        return self._place[name]
+
+    def text(self, name: str) -> str:
+        """A document as text."""
+        return b"".join(self.text_pieces(*self.find(name))).decode("utf-8", "replace")
+
+    def text_pieces(self, split: str, index: int) -> Iterator[bytes]:
+        """A document as pieces of UTF-8, cut anywhere, so that a huge one needs little memory."""
+        tokens = self.tokens(split, index)
+        for start in range(0, len(tokens), DECODE_TOKENS):
+            yield self.tokenizer.decode_bytes(tokens[start : start + DECODE_TOKENS], begin=start == 0)
+
+
+def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """Writes a manifest with its digest; one line per document, so that it can be read and compared by eye."""
+    manifest = {**manifest, "digest": manifest_digest(manifest)}
+    rows = ",\n".join(json.dumps(document, ensure_ascii=False) for document in manifest.pop("documents"))
+    head = json.dumps(manifest, ensure_ascii=False, indent=1)
+    path.write_text(f'{head[:-2]},\n "documents": [\n{rows}\n ]\n}}\n', encoding="utf-8")
+
+
+def manifest_digest(manifest: dict[str, Any]) -> str:
+    """SHA-256 of all that a manifest says, its digest left out."""
+    content = {key: value for key, value in manifest.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(
+            f"'{folder}' is not prepared data: it has no {MANIFEST}; make it with 'brt data prepare'"
+        ) from None
+    except OSError as error:
+        raise DataError(f"can't read '{path}': {error.strerror}") from None
+    except ValueError as error:
+        raise FileFormatError(f"'{path}' is damaged: {error}; prepare the folder again with --overwrite") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise FileFormatError(f"'{path}' is not a manifest of ours; make the folder with 'brt data prepare'")
+    if manifest.get("version") != VERSION:
+        raise FileFormatError(
+            f"'{path}' has version {manifest.get('version')}, this program reads {VERSION}; update it"
+        )
+    return manifest

@@ -1,0 +1,87 @@
+"""What a corpus holds (`brt data info`), and whether it still is what was written (`brt data verify`)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from block_recurrent.data.corpus.corpus import MANIFEST, Corpus, DocumentInfo, manifest_digest
+from block_recurrent.data.sources.document import SPLITS
+from block_recurrent.errors import DataError
+
+PIECE_TOKENS = 1 << 18
+
+
+def summarize(corpus: Corpus, segment: int) -> dict[str, Any]:
+    """The numbers of each split: `{"splits": {"train": {...}, ...}}`. Ratios of an empty split are None."""
+    if segment < 1:
+        raise DataError(f"--segment must be at least 1, not {segment}")
+    return {
+        "tokenizer": corpus.manifest["tokenizer"],
+        "vocab_size": corpus.vocab_size,
+        "segment": segment,
+        "splits": {split: _of_split(corpus, split, segment) for split in SPLITS},
+        "left_out": corpus.left_out,
+    }
+
+
+def problems(corpus: Corpus) -> Iterator[str]:
+    """What is wrong with a corpus, one line each. (Sizes and index were checked when it was opened.)"""
+    if manifest_digest(corpus.manifest) != corpus.manifest.get("digest"):
+        yield f"{MANIFEST} was changed after it was written"
+    for split in SPLITS:
+        for index, document in enumerate(corpus.documents(split)):
+            try:
+                yield from (f"{document.name}: {problem}" for problem in _problems_of(corpus, index, document))
+            except DataError as error:  # a token outside the vocabulary
+                yield f"{document.name}: {error}"
+
+
+def _of_split(corpus: Corpus, split: str, segment: int) -> dict[str, Any]:
+    documents = corpus.documents(split)
+    lengths = corpus.lengths(split)
+    tokens, positions = int(lengths.sum()), int((lengths + 1).sum())
+    totals = {
+        key: sum(getattr(document, key) for document in documents)
+        for key in ("words", "bytes", "characters", "replaced", "lost", "unknown")
+    }
+    padded = int((-(-(lengths + 1) // segment) * segment).sum())
+    return {
+        "documents": len(documents),
+        "tokens": tokens,
+        **totals,
+        "tokens_per_word": _ratio(tokens, totals["words"]),
+        "bytes_per_token": _ratio(totals["bytes"], tokens),
+        "longest": int(lengths.max(initial=0)),
+        "median": float(np.median(lengths)) if documents else None,
+        # A document of n tokens has n + 1 positions: its end is one, and is no padding.
+        "padding": _ratio(padded - positions, padded),
+        "lost_share": _ratio(totals["lost"], totals["characters"]),
+        "unknown_share": _ratio(totals["unknown"], tokens),
+    }
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _problems_of(corpus: Corpus, index: int, document: DocumentInfo) -> Iterator[str]:
+    tokens = corpus.tokens(document.split, index)
+    if document.tokens_sha256 is not None:
+        digest = hashlib.sha256()
+        for start in range(0, len(tokens), PIECE_TOKENS):
+            digest.update(tokens[start : start + PIECE_TOKENS].data)
+        if digest.hexdigest() != document.tokens_sha256:
+            yield "its tokens are not those that were written (SHA-256 differs)"
+            return
+    if not document.exact:
+        return
+    digest, size = hashlib.sha256(), 0
+    for piece in corpus.text_pieces(document.split, index):
+        digest.update(piece)
+        size += len(piece)
+    if digest.hexdigest() != document.sha256 or size != document.bytes:
+        yield "its text is not the one that was read (SHA-256 differs)"

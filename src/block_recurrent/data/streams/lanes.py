@@ -1,0 +1,240 @@
+"""Lanes: streams of whole documents in segments, for training and evaluation.
+
+A document of n tokens is read as [mark, t_1 .. t_n] with targets [t_1 .. t_n, mark]. Its last segment is padded with
+marks, and `mask` is False there. The mask marks what carries training loss: the text's tokens and the mark that ends
+them. Measures count `targets != eos_token_id`: neither the mark nor padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from block_recurrent.data.streams.prefetch import Prefetcher
+from block_recurrent.errors import DataError
+
+Cursor = dict[str, Any]
+# A document starts at the latest this many times its own length before the ideal end of an epoch. On books, lanes end
+# an epoch three times closer together than with a plain shuffle; a larger number makes orders less random.
+LATEST_START = 2
+
+
+class TokenDocuments(Protocol):
+    """What a stream needs of a corpus."""
+
+    eos_token_id: int
+
+    @property
+    def fingerprint(self) -> str: ...
+    def lengths(self, split: str) -> NDArray[np.int64]: ...
+    def tokens(self, split: str, index: int) -> NDArray[Any]: ...
+
+
+class Step(NamedTuple):
+    """One segment for each lane of this rank."""
+
+    tokens: NDArray[np.int64]  # (lanes, segment)
+    targets: NDArray[np.int64]  # (lanes, segment)
+    mask: NDArray[np.bool_]  # (lanes, segment): carries training loss
+    starts: NDArray[np.bool_]  # (lanes,): a document begins here
+    cursor: Cursor  # continues after this step; JSON-serialisable
+
+
+class LaneStream:
+    """An endless iterator of steps over a split, or with `one_pass` each document once and then an end.
+
+    `lanes` counts all ranks; rank r of `world` gets the r-th share, and the stream of all lanes is the same for any
+    world. Steps are built ahead in a thread; `close` (or leaving a with-block) ends it.
+    """
+
+    def __init__(
+        self,
+        corpus: TokenDocuments,
+        split: str,
+        lanes: int,
+        segment: int,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        one_pass: bool = False,
+        prefetch: int = 2,
+    ) -> None:
+        _check_sizes(lanes, segment, seed, rank, world)
+        self._corpus, self._split = corpus, split
+        self._lengths = corpus.lengths(split)
+        if len(self._lengths) == 0:
+            raise DataError(f"split '{split}' has no documents; prepare more text, or choose another split")
+        self._segment, self._prefetch = segment, prefetch
+        self._lanes = range(rank * lanes // world, (rank + 1) * lanes // world)
+        self._identity: Cursor = {
+            "corpus": corpus.fingerprint,
+            "split": split,
+            "lanes": lanes,
+            "segment": segment,
+            "seed": seed,
+            "one_pass": one_pass,
+        }
+        self._steps: Prefetcher[Step] | None = None
+        self._cursor = _cursor_of(self._new_schedule(), self._identity)
+
+    def __iter__(self) -> LaneStream:
+        return self
+
+    def __next__(self) -> Step:
+        if self._steps is None:
+            steps = _steps(self._corpus, self._schedule_at(self._cursor), self._lanes, self._identity)
+            self._steps = Prefetcher(steps, self._prefetch)
+        step = next(self._steps)
+        self._cursor = step.cursor
+        return step
+
+    def __enter__(self) -> LaneStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the thread that builds ahead. The stream may be used again: it goes on after the last step it gave."""
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+
+    def state_dict(self) -> Cursor:
+        """Where the stream is: after the last step it gave, whatever has been built ahead."""
+        return self._cursor
+
+    def load_state_dict(self, state: Cursor) -> None:
+        """Goes to a state of a stream of the same corpus, split, lanes, segment and seed; rank and world may differ."""
+        self._schedule_at(state)
+        self.close()
+        self._cursor = state
+
+    def _new_schedule(self) -> LaneSchedule:
+        who = self._identity
+        return LaneSchedule(self._lengths, who["lanes"], self._segment, who["seed"], who["one_pass"])
+
+    def _schedule_at(self, state: Cursor) -> LaneSchedule:
+        for key, here in self._identity.items():
+            there = state.get(key) if isinstance(state, dict) else None
+            if there != here:
+                raise DataError(f"this state belongs to another stream: its {key} is {there!r}, here it is {here!r}")
+        schedule = self._new_schedule()
+        try:
+            schedule.move_to(int(state["epoch"]), int(state["taken"]))
+            schedule.positions = [position and Position(*map(int, position)) for position in state["places"]]
+            lanes_agree = len(schedule.positions) == self._identity["lanes"]
+            in_range = all(0 <= at.document < len(self._lengths) for at in schedule.positions if at) and all(
+                0 <= at.segment < schedule.segments[at.document] for at in schedule.positions if at
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"this state of a stream is damaged: {error!r}") from None
+        if not (lanes_agree and in_range and 0 <= schedule.taken <= len(self._lengths)):
+            raise DataError("this state of a stream is damaged: it points outside the documents")
+        return schedule
+
+
+class Position(NamedTuple):
+    """A segment of a document."""
+
+    document: int
+    segment: int
+
+
+class LaneSchedule:
+    """Which lane reads which segment of which document at each step: a simulation in small integers.
+
+    Lanes take documents from one queue per epoch. A lane that has read its document to the end takes the next at the
+    following step; when the queue is empty it takes from the next epoch's, or, in a single pass, rests. Every rank
+    simulates all lanes, so ranks agree without talking, and the schedule does not depend on how many there are.
+    """
+
+    def __init__(self, lengths: NDArray[np.int64], lanes: int, segment: int, seed: int, one_pass: bool) -> None:
+        # A document has one position more than tokens: the mark that ends it is predicted too.
+        self.segments = -(-(lengths + 1) // segment)
+        self.seed = seed
+        self.one_pass = one_pass
+        self.epoch = 0
+        self.taken = 0  # documents taken from this epoch's queue
+        self.positions: list[Position | None] = [None] * lanes  # of each lane, next; None: it takes from the queue
+        self._last = (self.segments - 1).tolist()
+        self._queue = self._order(0)
+
+    def next_step(self) -> list[Position | None]:
+        """What each lane reads at this step (None: it rests), and moves on."""
+        now = [position or self._take() for position in self.positions]
+        self.positions = [self._after(position) for position in now]
+        return now
+
+    def _after(self, position: Position | None) -> Position | None:
+        if position is None or position.segment == self._last[position.document]:
+            return None
+        return Position(position.document, position.segment + 1)
+
+    def _take(self) -> Position | None:
+        if self.taken == len(self._queue):
+            if self.one_pass:
+                return None
+            self.move_to(self.epoch + 1, 0)
+        self.taken += 1
+        return Position(int(self._queue[self.taken - 1]), 0)
+
+    def move_to(self, epoch: int, taken: int) -> None:
+        """Goes to a place in an epoch's queue."""
+        if epoch != self.epoch:
+            self._queue = self._order(epoch)
+        self.epoch, self.taken = epoch, taken
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        if self.one_pass:
+            # Longest first: the lanes of a pass end as close together as a simple rule can bring them.
+            return np.argsort(-self.segments, kind="stable")
+        chance = np.random.Generator(np.random.PCG64([self.seed, epoch])).random(len(self.segments))
+        steps = self.segments.sum() / len(self.positions)
+        latest = np.maximum(steps - LATEST_START * self.segments, 0)
+        return np.lexsort((chance, np.minimum(chance * steps, latest)))
+
+
+def _steps(corpus: TokenDocuments, schedule: LaneSchedule, lanes: range, identity: Cursor) -> Iterator[Step]:
+    # Not a method: the thread that runs this must not keep the stream alive.
+    while any(positions := schedule.next_step()):
+        yield _read([positions[lane] for lane in lanes], corpus, _cursor_of(schedule, identity))
+
+
+def _read(positions: list[Position | None], corpus: TokenDocuments, cursor: Cursor) -> Step:
+    segment = cursor["segment"]
+    shape = (len(positions), segment)
+    inputs, targets = np.full(shape, corpus.eos_token_id), np.full(shape, corpus.eos_token_id)
+    mask = np.zeros(shape, np.bool_)
+    for lane, position in enumerate(positions):
+        if position:
+            text = corpus.tokens(cursor["split"], position.document)
+            begin = position.segment * segment
+            ahead = text[begin : begin + segment]
+            targets[lane, : len(ahead)] = ahead
+            # One more than the tokens ahead, where they end inside the segment: the mark is predicted too.
+            mask[lane, : len(ahead) + 1] = True
+            first = 1 if begin == 0 else 0
+            behind = text[begin - 1 + first : begin + len(ahead)][: segment - first]
+            inputs[lane, first : first + len(behind)] = behind
+    starts = np.array([position is not None and position.segment == 0 for position in positions], np.bool_)
+    return Step(inputs, targets, mask, starts, cursor)
+
+
+def _cursor_of(schedule: LaneSchedule, identity: Cursor) -> Cursor:
+    positions = [position and [position.document, position.segment] for position in schedule.positions]
+    return {**identity, "epoch": schedule.epoch, "taken": schedule.taken, "places": positions}
+
+
+def _check_sizes(lanes: int, segment: int, seed: int, rank: int, world: int) -> None:
+    for name, value, least in (("lanes", lanes, 1), ("segment", segment, 1), ("world", world, 1), ("seed", seed, 0)):
+        if value < least:
+            raise DataError(f"{name} must be at least {least}, not {value}")
+    if not 0 <= rank < world:
+        raise DataError(f"rank must be 0 to {world - 1} in a world of {world}, not {rank}")
+    if lanes % world:
+        raise DataError(f"{lanes} lanes can't be shared by {world} processes: lanes must be a multiple of {world}")

@@ -1,0 +1,1 @@
+"""Text to tokens and back: bytes, SentencePiece vocabularies, and training one."""

@@ -1,1 +1,0 @@
-"""Reading and writing: sessions that carry a memory, sampling, beam search, memory files, int8 weights."""

@@ -1,0 +1,207 @@
+"""`Engine`: a snapshot of a model's weights that reads, decodes and scores.
+
+    engine = Engine(model, weights="bfloat16")
+    logits, memory = engine.prefill(tokens)
+    for _ in range(100):
+        logits, memory = engine.decode(logits.argmax(-1), memory)
+
+It computes what `model(tokens, memory)` does, always without dropout and without gradients, and any mix of calls gives
+the same as one. The memory is a value here too: decoding twice from one memory is a fork. Several threads may use one
+engine. What the source model learns later, the engine takes over at `refresh`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from block_recurrent.config import ModelConfig
+from block_recurrent.errors import InputError
+from block_recurrent.inference.native_decode import NativeDecoder
+from block_recurrent.inference.snapshot import Snapshot
+from block_recurrent.model import checks
+from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.model.memory import DocumentMemory
+
+TOKENS_AT_ONCE = 2048
+"""Tokens of one call in prefill, or one segment if that is more: enough to be fast, however short the segment."""
+DECODED = 4
+"""Up to so many tokens of a lane are decoded one by one: a call of the model takes longer to begin."""
+Tokens = Tensor | Sequence[ArrayLike]
+
+
+class Scored(NamedTuple):
+    """What `Engine.score` returns."""
+
+    nats: list[NDArray[np.float32]]
+    """Of each row, the negative log-probabilities of its targets."""
+    memory: DocumentMemory
+
+
+class Engine:
+    """Inference with a model's weights in float32 (as the model has them), bfloat16 or int8."""
+
+    def __init__(self, model: BlockRecurrentLM, weights: str = "float32") -> None:
+        self.model, self.weights = model, weights
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take the model's weights anew. Memories that were made with other weights are refused from now on."""
+        snapshot = Snapshot(self.model, self.weights)
+        # Together, for threads that are using the engine meanwhile.
+        self._now = snapshot, NativeDecoder(snapshot) if NativeDecoder.fits(snapshot) else None
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The weights that this engine computes with."""
+        return self._now[0]
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.snapshot.config
+
+    def fingerprint(self) -> str:
+        """Hash of shape and weights; in float32 the same as the model's."""
+        return self.snapshot.fingerprint()
+
+    def empty(self, lanes: int = 1) -> DocumentMemory:
+        """The memory of lanes that have read nothing."""
+        snapshot = self.snapshot
+        return DocumentMemory.empty(snapshot.config, lanes, snapshot.device, snapshot.dtype)
+
+    @torch.no_grad()
+    def prefill(
+        self, tokens: Tokens, memory: DocumentMemory | None = None, lengths: Tensor | None = None
+    ) -> tuple[Tensor, DocumentMemory]:
+        """Read tokens (B, N), or a row per lane, of any lengths -> logits (B, V) after the last one of each lane.
+
+        lengths (B,): how many tokens of a tensor are real in each lane, at least one.
+        """
+        snapshot, rows = self.snapshot, self._rows(tokens, lengths)
+        if not all(len(row) for row in rows):
+            raise InputError("a lane has no tokens: every lane needs at least one to predict what follows it")
+        memory = self.empty(len(rows)) if memory is None else memory
+        if self._now[1] is not None and len(rows) == 1 and len(rows[0]) <= DECODED:
+            for token in rows[0]:
+                logits, memory = self.decode([int(token)], memory)
+            return logits, memory
+        # Logits are made of the last vectors alone, unless a subclass may do more than that to them.
+        run = snapshot.model.hidden if snapshot.is_plain else snapshot.model
+        last: list[Tensor] = [torch.empty(0)] * len(rows)
+        for start, end in _chunks(snapshot.config, memory, rows):
+            piece, real = _padded(rows, start, end, snapshot.device)
+            vectors, memory = run(piece, memory, lengths=real)
+            for lane, row in enumerate(rows):
+                if start < len(row) <= end:
+                    last[lane] = vectors[lane, len(row) - 1 - start]
+        ends = torch.stack(last)
+        return (snapshot.logits(ends) if snapshot.is_plain else ends).float(), snapshot.signed(memory)
+
+    @torch.no_grad()
+    def decode(
+        self, tokens: Tensor | Sequence[int], memory: DocumentMemory | None = None
+    ) -> tuple[Tensor, DocumentMemory]:
+        """One token per lane, (B,) -> logits (B, V) of the next, float32, and the memory after it."""
+        snapshot, column = self.snapshot, _column(tokens, self.snapshot.device)
+        memory = self.empty(len(column)) if memory is None else memory
+        if (native := self._native(column, [memory])) is not None:
+            return native[0], native[1][0]
+        logits, memory = snapshot.model(column, memory)
+        return logits[:, -1].float(), snapshot.signed(memory)
+
+    @torch.no_grad()
+    def decode_many(
+        self, tokens: Sequence[int], memories: Sequence[DocumentMemory]
+    ) -> tuple[Tensor, list[DocumentMemory]]:
+        """`decode` for memories of one lane each, wherever they stand: a batch for this call only."""
+        if len(tokens) != len(memories):
+            raise InputError(f"there are {len(tokens)} tokens for {len(memories)} memories: give one for each")
+        if any(memory.lanes != 1 for memory in memories):
+            raise InputError("decode_many takes memories of one lane each: use decode for those of several")
+        if (native := self._native(_column(tokens, self.snapshot.device), memories)) is not None:
+            return native
+        logits, after = self.decode(tokens, DocumentMemory.cat(memories))
+        return logits, [after.select([lane]) for lane in range(after.lanes)]
+
+    @torch.no_grad()
+    def score(self, rows: Tokens, targets: Tokens, memory: DocumentMemory | None = None) -> Scored:
+        """Read a row per lane, and how well each of its `targets`, as many, was predicted."""
+        snapshot, inputs, wanted = self.snapshot, self._rows(rows), self._rows(targets)
+        if list(map(len, inputs)) != list(map(len, wanted)):
+            raise InputError("rows and targets have different lengths: every token has one target")
+        memory = self.empty(len(inputs)) if memory is None else memory
+        nats: list[list[NDArray[np.float32]]] = [[] for _ in inputs]
+        for start, end in _chunks(snapshot.config, memory, inputs):
+            piece, real = _padded(inputs, start, end, snapshot.device)
+            loss = snapshot.model.loss(piece, _padded(wanted, start, end, snapshot.device)[0], memory, lengths=real)
+            memory = loss.memory
+            per_token = loss.per_token.cpu().numpy()
+            for lane, row in enumerate(inputs):
+                nats[lane].append(per_token[lane, : max(len(row) - start, 0)])
+        return Scored([np.concatenate([[], *parts], dtype=np.float32) for parts in nats], snapshot.signed(memory))
+
+    def _native(self, column: Tensor, memories: Sequence[DocumentMemory]) -> tuple[Tensor, list[DocumentMemory]] | None:
+        """By the kernel. None where there is none, or where something is wrong, which the model then tells."""
+        decoder = self._now[1]
+        if decoder is None or not all(isinstance(memory, DocumentMemory) for memory in memories):
+            return None
+        tokens, V = column[:, 0].tolist(), self.config.vocab_size
+        if len(tokens) != sum(m.lanes for m in memories) or not all(type(t) is int and 0 <= t < V for t in tokens):
+            return None
+        return decoder.decode(tokens, memories)
+
+    def _rows(self, tokens: Tokens, lengths: Tensor | None = None) -> list[NDArray[np.int64]]:
+        """A row of real tokens per lane."""
+        if isinstance(tokens, Tensor):
+            checks.check_tokens(tokens, self.config.vocab_size, tokens.device)
+            real = checks.lengths_of(lengths, *tokens.shape)
+            return [row[:length] for row, length in zip(tokens.long().cpu().numpy(), real, strict=True)]
+        if lengths is not None:
+            raise InputError("lengths go with a tensor of tokens: rows have lengths of their own")
+        rows = [np.asarray(row) for row in tokens]
+        if not rows or any(row.ndim != 1 or (row.size and row.dtype.kind not in "iu") for row in rows):
+            raise InputError("tokens must be a tensor (lanes, length) or at least one row of integers")
+        return [row.astype(np.int64) for row in rows]
+
+
+def engine_of(model: BlockRecurrentLM | Engine) -> Engine:
+    """The engine itself, or a new one with the model's weights as they are now."""
+    return model if isinstance(model, Engine) else Engine(model)
+
+
+def _column(tokens: Tensor | Sequence[int], device: torch.device) -> Tensor:
+    """(B,) -> (B, 1)."""
+    column = torch.as_tensor(tokens, device=device)
+    if column.ndim != 1:
+        raise InputError(f"tokens has shape {tuple(column.shape)}: it must be (lanes,), one token per lane")
+    return column[:, None]
+
+
+def _chunks(
+    config: ModelConfig, memory: DocumentMemory, rows: Sequence[NDArray[np.int64]]
+) -> Iterator[tuple[int, int]]:
+    """Where the calls begin and end: first up to a block's end, then whole segments, which need no copies."""
+    start, length = 0, max(map(len, rows))
+    size = max(config.segment, TOKENS_AT_ONCE // config.window * config.window)
+    end = -int(memory.tokens_read[0]) % config.window if length > config.window else size
+    while start < length:
+        end = min(end or size, length)
+        yield start, end
+        start, end = end, end + size
+
+
+def _padded(
+    rows: Sequence[NDArray[np.int64]], start: int, end: int, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """The columns from start to end, (B, columns), and how many of them each row has; None if it has them all."""
+    pieces = [row[start:end] for row in rows]
+    lengths = [len(piece) for piece in pieces]
+    padded = np.zeros((len(rows), max(lengths)), np.int64)
+    for lane, piece in enumerate(pieces):
+        padded[lane, : len(piece)] = piece
+    return torch.from_numpy(padded).to(device), None if min(lengths) == max(lengths) else torch.tensor(lengths)

@@ -1,0 +1,26 @@
+"""A session from a run's folder: what every command that reads or writes begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from block_recurrent.checkpoint import load_run
+from block_recurrent.inference.engine import Engine
+from block_recurrent.inference.session import Session
+from block_recurrent.runtime import pick_device
+
+
+def session_of_run(
+    run: str,
+    checkpoint: str = "last",
+    device: str = "auto",
+    weights: str = "float32",
+    memory: str | Path | None = None,
+) -> tuple[Session, tuple[str, ...]]:
+    """A session of the run's model, fresh or from a memory file; and what the run has to say."""
+    loaded = load_run(run, checkpoint, pick_device(device))
+    engine = Engine(loaded.model, weights)
+    name = f"{run}, step {loaded.checkpoint.step}{'' if weights == 'float32' else f', {weights}'}"
+    if memory is None:
+        return Session(engine, loaded.tokenizer, name=name), loaded.notes
+    return Session.load(memory, engine, loaded.tokenizer, name=name), loaded.notes

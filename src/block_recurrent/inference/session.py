@@ -1,0 +1,225 @@
+"""`Session`: one document that is read and written on, for ever, at constant cost.
+
+    session = Session(model, tokenizer)
+    session.read("Call me Ishmael.")
+    for piece in session.write(200, temperature=0.8):
+        print(piece, end="")
+
+Reading goes by whole segments, writing token by token, both through an `Engine`; so reading in any pieces, or reading,
+writing and reading again, is the same as reading it all at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from block_recurrent.data import Tokenizer
+from block_recurrent.data.utf8 import to_utf8
+from block_recurrent.errors import InputError
+from block_recurrent.inference.engine import Engine, engine_of
+from block_recurrent.inference.sampling import Sampling, check_max_tokens
+from block_recurrent.inference.session_state import SessionState
+from block_recurrent.inference.text_input import settled, tokens_of
+from block_recurrent.inference.writer import Writer, Written, WrittenToken
+from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.model.memory import DocumentMemory
+
+Tokens = Sequence[int] | np.ndarray | torch.Tensor
+TEXT_AT_ONCE = 1 << 20
+"""Characters or tokens that are worked on at once."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """How well a text was predicted."""
+
+    bits: float
+    """Sum of negative log2 probabilities of its tokens."""
+    tokens: int
+    bytes: int
+    """Of the text as UTF-8."""
+
+
+class Session:
+    """A document in the making: what was read and written so far is its memory."""
+
+    def __init__(
+        self,
+        model: BlockRecurrentLM | Engine,
+        tokenizer: Tokenizer,
+        *,
+        name: str | None = None,
+        state: SessionState | None = None,
+    ) -> None:
+        """model: give an `Engine` to share it between sessions; a model gets one, with its weights as they are now.
+        name: what the model is called in memory files and errors. state: where to start, from another session.
+        """
+        self.engine = engine_of(model)
+        if tokenizer.vocab_size != self.engine.config.vocab_size:
+            raise InputError(
+                f"the tokenizer has {tokenizer.vocab_size} pieces with the document mark, the model "
+                f"{self.engine.config.vocab_size}: they don't belong together"
+            )
+        self.tokenizer, self.name = tokenizer, name
+        self.state = SessionState(self.engine.empty(), tokenizer.mark) if state is None else state
+
+    @property
+    def memory(self) -> DocumentMemory:
+        """What the model was given so far: all tokens but the last, which it gets when something follows it."""
+        return self.state.memory
+
+    @property
+    def position(self) -> int:
+        """Tokens read and written; a held-back end of text is not counted yet."""
+        return self.state.position
+
+    def fork(self) -> Session:
+        """An independent session that stands where this one stands. Costs nothing: the memory is a value."""
+        return Session(self.engine, self.tokenizer, name=self.name, state=self.state)
+
+    def read(self, text: str | Tokens) -> int:
+        """Read on; returns how many tokens came in.
+
+        Text may come in pieces: what a piece ends with is held back until its tokens are settled (see `flush`). Tokens
+        are taken as they are; the document mark is not one of them.
+        """
+        if isinstance(text, str):
+            # Piece by piece: the tokens of a text take many times its room.
+            return sum(self._read_text(text[i : i + TEXT_AT_ONCE]) for i in range(0, len(text), TEXT_AT_ONCE))
+        tokens = self._checked(text)
+        count = self.flush() + len(tokens)
+        for piece in (tokens[i : i + TEXT_AT_ONCE] for i in range(0, len(tokens), TEXT_AT_ONCE)):
+            self._read_tokens(piece, self.tokenizer.decode_bytes(piece, begin=self.position == 0))
+        return count
+
+    def flush(self) -> int:
+        """Read the end of text that was held back as if no more followed it; writing does this by itself."""
+        held = self.state.held
+        if not held:
+            return 0
+        self.state = replace(self.state, held=b"")
+        return self._read_bytes(held)
+
+    def write(self, max_tokens: int = 256, sampling: Sampling | None = None, **options: Any) -> Iterator[str]:
+        """Write on; yields the text piece by piece, as soon as it is ready.
+
+        options: the fields of `Sampling`. The session moves on with every token, so the iterator can be left at any
+        time. Ends at the document mark, at a stop string, or after max_tokens.
+        """
+        sampling = _sampling(sampling, options)
+        check_max_tokens(max_tokens)
+        if sampling.beams > 1:
+            return self._write_best(max_tokens, sampling)
+        return (written.text for written in self.write_tokens(max_tokens, sampling) if written.text)
+
+    def write_tokens(
+        self, max_tokens: int = 256, sampling: Sampling | None = None, **options: Any
+    ) -> Iterator[WrittenToken]:
+        """As `write`, but every token with its log-probability."""
+        sampling = _sampling(sampling, options)
+        check_max_tokens(max_tokens)
+        if sampling.beams > 1:
+            raise InputError("beam search has no next token before it ends: use write or write_all")
+        return self._tokens(sampling, max_tokens)
+
+    def write_all(self, max_tokens: int = 256, sampling: Sampling | None = None, **options: Any) -> Written:
+        """Write on, and return everything at once: text, tokens, log-probabilities, and why it ended."""
+        sampling = _sampling(sampling, options)
+        check_max_tokens(max_tokens)
+        from block_recurrent.inference.batch import write_together
+
+        return write_together([self], max_tokens, sampling)[0]
+
+    def loss_of(self, text: str | Tokens) -> float:
+        """Bits that a continuation costs from here: its negative log2 probability. The session stays where it is."""
+        return self.score(text).bits
+
+    def score(self, text: str | Tokens) -> Scored:
+        """As `loss_of`, with the number of tokens and bytes."""
+        other = self.fork()
+        other.flush()
+        if isinstance(text, str):
+            raw = to_utf8(text)
+            tokens = tokens_of(self.tokenizer, raw, other.position == 0)
+        else:
+            tokens = self._checked(text)
+            raw = self.tokenizer.decode_bytes(tokens, begin=other.position == 0)
+        if len(tokens) == 0:
+            return Scored(0.0, 0, len(raw))
+        nats = self.engine.score([other.state.fed(tokens)], [tokens], other.state.memory).nats[0]
+        return Scored(nats.sum(dtype=np.float64) / math.log(2), len(tokens), len(raw))
+
+    def save(self, path: str | Path) -> None:
+        """Write a memory file: all that is needed to go on from here. Its size does not depend on how much was read."""
+        from block_recurrent.inference.session_file import save_session
+
+        save_session(self, Path(path))
+
+    @classmethod
+    def load(
+        cls, path: str | Path, model: BlockRecurrentLM | Engine, tokenizer: Tokenizer, *, name: str | None = None
+    ) -> Session:
+        """The session of a memory file; another model's or tokenizer's is refused."""
+        from block_recurrent.inference.session_file import load_session
+
+        return load_session(Path(path), model, tokenizer, name)
+
+    def _tokens(self, sampling: Sampling, max_tokens: int) -> Iterator[WrittenToken]:
+        self.flush()
+        writer = Writer(self.tokenizer, self.state, sampling, max_tokens)
+        while writer.ended is None:
+            logits, memory = self.engine.decode([writer.state.pending], writer.state.memory)
+            written = writer.take(logits[0], memory)
+            self.state = writer.state
+            yield written
+
+    def _write_best(self, max_tokens: int, sampling: Sampling) -> Iterator[str]:
+        written = self.write_all(max_tokens, sampling)
+        if written.text:
+            yield written.text
+
+    def _read_text(self, text: str) -> int:
+        buffer = self.state.held + to_utf8(text)
+        ready = settled(self.tokenizer, buffer)
+        count = self._read_bytes(buffer[:ready])
+        self.state = replace(self.state, held=buffer[ready:])
+        return count
+
+    def _read_bytes(self, raw: bytes) -> int:
+        tokens = tokens_of(self.tokenizer, raw, at_beginning=self.position == 0)
+        self._read_tokens(tokens, raw)
+        return len(tokens)
+
+    def _read_tokens(self, tokens: np.ndarray, text: bytes) -> None:
+        if len(tokens) == 0:
+            return
+        _, memory = self.engine.prefill([self.state.fed(tokens)], self.state.memory)
+        self.state = self.state.after(memory, tokens, text)
+
+    def _checked(self, tokens: Tokens) -> np.ndarray:
+        if isinstance(tokens, (bytes, bytearray)):
+            raise InputError("what is read is bytes: decode it to text first, or give tokens")
+        if isinstance(tokens, torch.Tensor):
+            tokens = tokens.detach().cpu().numpy()
+        array = self.tokenizer.check(tokens)
+        if (array == self.tokenizer.mark).any():
+            raise InputError(
+                f"the tokens hold the document mark {self.tokenizer.mark}: it is no part of a text, a session puts "
+                "it in front by itself; start a new Session for a new document"
+            )
+        return array
+
+
+def _sampling(sampling: Sampling | None, options: dict[str, Any]) -> Sampling:
+    if sampling is None:
+        return Sampling.of(**options)
+    if options:
+        raise InputError(f"both a Sampling and options ({', '.join(options)}) were given: give one of them")
+    return sampling

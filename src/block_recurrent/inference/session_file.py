@@ -1,0 +1,154 @@
+"""Memory files of sessions: the memory's own file, with what a session needs beside it in the header.
+
+One file says: whose memory it is (model and tokenizer, by hash and by name), the token to feed next, the text held
+back, the last tokens (for the repetition penalty), how many tokens were read, and a hash of the text.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from block_recurrent.data import Tokenizer
+from block_recurrent.errors import FileFormatError, MemoryMismatchError
+from block_recurrent.inference.engine import Engine
+from block_recurrent.inference.session import Session
+from block_recurrent.inference.session_state import SessionState
+from block_recurrent.inference.text_hash import TextHash
+from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.model.memory_file import FORMAT, load_memory_with_extra, save_memory
+
+BEGINNING = 256
+"""Bytes of a file in which a memory file says that it is one."""
+SHORT = 12
+"""Digits of a hash that are shown to people."""
+
+
+@dataclass(frozen=True)
+class MemoryFile:
+    """A memory file, read and found whole; whether it fits a model is another question."""
+
+    path: Path
+    state: SessionState
+    model_name: str
+    model_hash: str
+    tokenizer_hash: str
+
+    @property
+    def tokens(self) -> int:
+        """Tokens read and written."""
+        return self.state.position
+
+    @property
+    def text_hash(self) -> str:
+        """Of all text that has come, the end held back too."""
+        return self.state.text.update(self.state.held).hexdigest()
+
+
+def save_session(session: Session, path: Path) -> None:
+    """Write the session's memory file, aside first; a file that is no memory file is not replaced."""
+    check_target(path)
+    state = session.state
+    model_hash = session.engine.fingerprint()
+    extra = {
+        "model_name": name_of(session),
+        "tokenizer": session.tokenizer.sha256,
+        "pending": state.pending,
+        "recent": list(state.recent),
+        "held": state.held.hex(),
+        "text": state.text.to_dict(),
+        "text_hash": state.text.update(state.held).hexdigest(),
+    }
+    save_memory(replace(state.memory, maker=None, fingerprint=model_hash), path, extra)
+
+
+def read_memory_file(path: str | Path) -> MemoryFile:
+    """Read and check a memory file of a session."""
+    path = Path(path)
+    memory, extra = load_memory_with_extra(path)
+    try:
+        state = SessionState(
+            memory=memory,
+            pending=int(extra["pending"]),
+            recent=tuple(int(token) for token in extra["recent"]),
+            held=bytes.fromhex(extra["held"]),
+            text=TextHash.from_dict(extra["text"]),
+        )
+        file = MemoryFile(path, state, str(extra["model_name"]), str(memory.fingerprint), str(extra["tokenizer"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileFormatError(
+            f"'{path}' holds a memory, but no session's: its header lacks or misstates {error}; "
+            "make it with 'brt read' or Session.save"
+        ) from None
+    if memory.lanes != 1:
+        raise FileFormatError(f"'{path}' holds the memory of {memory.lanes} lanes: a session has one")
+    return file
+
+
+def load_session(path: Path, model: BlockRecurrentLM | Engine, tokenizer: Tokenizer, name: str | None) -> Session:
+    """The session of a memory file, after making sure that model and tokenizer are those that made it."""
+    file = read_memory_file(path)
+    session = Session(model, tokenizer, name=name)
+    _refuse_other_model(file, session)
+    if file.tokenizer_hash != tokenizer.sha256:
+        raise MemoryMismatchError(
+            f"memory file '{path}' was made with tokenizer {file.tokenizer_hash[:SHORT]}, this one is "
+            f"{tokenizer.sha256[:SHORT]}: a memory can be used only with the tokenizer that made it"
+        )
+    session.state = replace(file.state, memory=file.state.memory.to(session.memory.device))
+    return session
+
+
+def _refuse_other_model(file: MemoryFile, session: Session) -> None:
+    mine = session.engine.fingerprint()
+    if file.model_hash == mine:
+        return
+    theirs = f"'{file.model_name}' (weights {file.model_hash[:SHORT]})"
+    ours = f"'{name_of(session)}' (weights {mine[:SHORT]})"
+    raise MemoryMismatchError(
+        f"memory file '{file.path}' belongs to model {theirs}, not to {ours}: "
+        "a memory can be used only with the weights that made it; read the text again with this model"
+    )
+
+
+def name_of(session: Session) -> str:
+    """What the session's model is called: its given name, or what kind of model it is."""
+    if session.name:
+        return session.name
+    config = session.engine.config
+    kind = "recurrent" if config.recurrent_layers else "memorizing" if config.memory_layers else "sliding window"
+    return f"{kind}, {config.num_layers} layers of width {config.d_model}"
+
+
+def check_target(path: Path) -> None:
+    """An error if a memory can't be written there, or would replace a file of another kind: a book, by a slip."""
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise FileFormatError(f"the memory can't be written to '{path}': '{path.parent}' is no folder to write into")
+    if not path.exists():
+        return
+    if path.is_dir():
+        raise FileFormatError(f"the memory can't be written to '{path}': it is a folder")
+    with path.open("rb") as file:
+        beginning = file.read(BEGINNING)
+    if FORMAT.encode() not in beginning:
+        raise FileFormatError(f"'{path}' exists and is no memory file: it is not replaced; choose another name")
+
+
+def describe(file: MemoryFile) -> dict[str, Any]:
+    """What a memory file says about itself, for people."""
+    config = file.state.memory.config
+    position, window = file.tokens, config.window
+    return {
+        "model": file.model_name,
+        "model hash": file.model_hash[:SHORT],
+        "tokenizer hash": file.tokenizer_hash[:SHORT],
+        "text hash": file.text_hash,
+        "text bytes": file.state.text.length + len(file.state.held),
+        "tokens": position,
+        "held back bytes": len(file.state.held),
+        "open block": f"{int(file.state.memory.tokens_read[0]) % window} of {window} tokens",
+        "memory bytes": file.state.memory.nbytes,
+        "file bytes": file.path.stat().st_size,
+    }

@@ -1,0 +1,169 @@
+"""A model's weights as they were at one moment, in the precision and the layout that decoding wants.
+
+In bfloat16 and int8, what is packed are the matrices that every token goes through and the output table. Norms, biases,
+scales and the recurrent cell, which works once a block, stay as they are. An int8 matrix has one scale per output row:
+`weight = packed * scale`. Products of many rows, as in prefill, widen a matrix for the call; decoding widens it in
+registers. Both compute the same function.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from block_recurrent.errors import ConfigError, did_you_mean
+from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.model.layer import Layer
+from block_recurrent.model.memory import DocumentMemory
+
+WEIGHTS = ("float32", "bfloat16", "int8")
+LARGEST = 127
+
+
+class Packed(NamedTuple):
+    """A matrix (out, in), row after row."""
+
+    weight: Tensor
+    scale: Tensor | None = None
+    """(out,), for int8."""
+
+    @classmethod
+    def of(cls, weight: Tensor, weights: str) -> Packed:
+        weight = weight.detach()
+        if weights == "float32":
+            return cls(weight.contiguous())
+        if weights == "bfloat16":
+            return cls(weight.to(torch.bfloat16).contiguous())
+        scale = (weight.float().abs().amax(1) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
+        return cls((weight.float() / scale[:, None]).round_().to(torch.int8).contiguous(), scale)
+
+    def widened(self, dtype: torch.dtype) -> Tensor:
+        wide = self.weight.to(dtype)
+        return wide if self.scale is None else wide * self.scale.to(dtype)[:, None]
+
+    def split(self, rows: int) -> list[Packed]:
+        scales = [None] * (len(self.weight) // rows) if self.scale is None else self.scale.split(rows)
+        return [Packed(*part) for part in zip(self.weight.split(rows), scales, strict=True)]
+
+
+class PackedLinear(nn.Module):
+    """A linear map without bias whose matrix is widened at each call."""
+
+    def __init__(self, packed: Packed, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        # As parameters, so that they are part of the model's fingerprint.
+        self.packed = nn.Parameter(packed.weight, requires_grad=False)
+        self.scale = None if packed.scale is None else nn.Parameter(packed.scale, requires_grad=False)
+
+    @property
+    def weight(self) -> Tensor:
+        return Packed(self.packed, self.scale).widened(self.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+class LayerWeights(NamedTuple):
+    """What decoding reads of a layer."""
+
+    joint: Packed
+    """To values, keys, queries, and queries to the states where there are some: (3*H*K or 4*H*K, D)."""
+    project: Packed
+    hidden: Packed
+    output: Packed
+
+
+class Snapshot:
+    """Weights of its own: training the source goes on without changing them."""
+
+    def __init__(self, source: BlockRecurrentLM, weights: str) -> None:
+        if weights not in WEIGHTS:
+            raise ConfigError(
+                f"weights is {weights!r}: it must be one of {', '.join(WEIGHTS)}{did_you_mean(str(weights), WEIGHTS)}"
+            )
+        self.config, self.weights = source.config, weights
+        self.device, self.dtype = source.embedding.weight.device, source.embedding.weight.dtype
+        self.model = _copy_of(source)
+        self.is_plain = type(self.model) is BlockRecurrentLM
+        """Whether the model computes what its configuration says, and nothing else."""
+        self._fingerprint: str | None = None
+        if not self.is_plain:
+            if weights != "float32":
+                raise ConfigError(
+                    f"the model was changed or is a subclass: {weights} weights are made of plain ones only"
+                )
+            return
+        self.layers = [self._pack(layer) for layer in self.model_layers()]
+        if weights == "float32":
+            self.table = Packed(self.model.embedding.weight.detach())
+        else:  # tokens are looked up and scored with the same rounded numbers
+            self.table = Packed.of(self.model.embedding.weight, weights)
+            self.model.embedding.weight.data = self.table.widened(self.dtype)
+
+    def fingerprint(self) -> str:
+        """Hash of shape and weights; computed once, as these never change."""
+        if self._fingerprint is None:
+            self._fingerprint = self.model.fingerprint()
+        return self._fingerprint
+
+    def signed(self, memory: DocumentMemory) -> DocumentMemory:
+        """As a memory of these weights: by their hash, so that it outlives the snapshot and can be pickled."""
+        return replace(memory, maker=None, fingerprint=self.fingerprint())
+
+    def model_layers(self) -> list[Layer]:
+        return [cast(Layer, layer) for layer in self.model.layers]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(B, D), as `model.hidden` gives them -> (B, V)."""
+        return F.linear(hidden, self.model.embedding.weight)
+
+    def _pack(self, layer: Layer) -> LayerWeights:
+        """Lay the matrices of a layer out anew; its maps become views of them."""
+        maps = ["to_values", "to_keys", "to_queries"] + ["to_state_queries"] * (layer.to_state_queries is not None)
+        joint = Packed.of(torch.cat([getattr(layer, name).weight for name in maps]), self.weights)
+        parts = joint.split(len(joint.weight) // len(maps))
+        for name, part in zip(maps, parts, strict=True):
+            self._replace(layer, name, part)
+        single = []
+        parents: list[tuple[nn.Module, str]] = [(layer, "project"), (layer.mlp, "hidden"), (layer.mlp, "output")]
+        for parent, name in parents:
+            single.append(Packed.of(getattr(parent, name).weight, self.weights))
+            self._replace(parent, name, single[-1])
+        return LayerWeights(joint, *single)
+
+    def _replace(self, parent: nn.Module, name: str, packed: Packed) -> None:
+        if self.weights == "float32":
+            getattr(parent, name).weight.data = packed.weight
+        else:
+            setattr(parent, name, PackedLinear(packed, self.dtype))
+
+
+class _Changed(BlockRecurrentLM):
+    """A model that somebody changed, by hooks or other modules: not plain, whatever its class."""
+
+
+def _copy_of(source: BlockRecurrentLM) -> BlockRecurrentLM:
+    """The model with weights of its own, in evaluation mode; a subclass, or a changed one, as it is."""
+    with torch.device("meta"):
+        plain = BlockRecurrentLM(source.config)
+    if type(source) is BlockRecurrentLM and _parts(source) == _parts(plain):
+        plain.load_state_dict({name: x.detach().clone() for name, x in source.state_dict().items()}, assign=True)
+        return plain.requires_grad_(False).eval()
+    changed = copy.deepcopy(source)
+    if type(changed) is BlockRecurrentLM:
+        changed.__class__ = _Changed
+    return changed.requires_grad_(False).eval()
+
+
+def _parts(model: nn.Module) -> list[tuple[Any, ...]]:
+    """Every module by name and class, and whether somebody listens to its calls or replaced its `forward`."""
+    return [
+        (name, type(part), bool(part._forward_hooks or part._forward_pre_hooks), "forward" in vars(part))
+        for name, part in model.named_modules()
+    ]

@@ -1,0 +1,70 @@
+"""Writing one sequence: choosing, decoding and ending. One or many of these share the model's calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from block_recurrent.data import Tokenizer
+from block_recurrent.inference.sampling import Chooser, Sampling
+from block_recurrent.inference.session_state import SessionState
+from block_recurrent.inference.text_stream import TextStream
+from block_recurrent.model.memory import DocumentMemory
+
+MARK, STOP, LENGTH = "mark", "stop", "length"
+
+
+@dataclass(frozen=True)
+class WrittenToken:
+    """One token that was written; the last one may be the document mark, which is no part of the text."""
+
+    token: int
+    log_prob: float
+    """Natural logarithm of its probability under the model itself, whatever the sampling options."""
+    text: str
+    """The text that is ready with it: whole characters, perhaps none yet."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """All that one call of writing gave."""
+
+    text: str
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    ended: str | None
+    """Why: "mark" (the document ended), "stop" (a stop string), "length"; None if it was broken off."""
+
+
+class Writer:
+    """One sequence while it is written. `state` moves on with each token and is always whole."""
+
+    def __init__(self, tokenizer: Tokenizer, state: SessionState, sampling: Sampling, max_tokens: int) -> None:
+        self.state = state
+        self.ended: str | None = None
+        self._tokenizer = tokenizer
+        self._chooser = Chooser(sampling, tokenizer.mark)
+        self._stream = TextStream(tokenizer, state.recent, sampling.stop)
+        self._left = max_tokens
+
+    def take(self, logits: Tensor, memory: DocumentMemory) -> WrittenToken:
+        """The next token, from the logits (V,) and the memory that the pending token gave.
+
+        The document mark ends the writing and is not fed: the state stays in front of its last token, so that the
+        session reads and writes on as if the mark had not come.
+        """
+        choice = self._chooser.choose(logits, self.state.recent)
+        if choice.token == self._tokenizer.mark:
+            self.ended = MARK
+            return WrittenToken(choice.token, choice.log_prob, self._stream.finish())
+        raw = self._tokenizer.decode_bytes([choice.token], begin=not self.state.recent)
+        self.state = self.state.after(memory, [choice.token], raw)
+        text = self._stream.push(choice.token)
+        self._left -= 1
+        if self._stream.stopped:
+            self.ended = STOP
+        elif self._left == 0:
+            self.ended = LENGTH
+            text += self._stream.finish()
+        return WrittenToken(choice.token, choice.log_prob, text)

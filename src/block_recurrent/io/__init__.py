@@ -1,0 +1,1 @@
+"""Writing to disk: files and folders that appear whole or not at all."""

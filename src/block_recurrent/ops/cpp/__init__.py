@@ -1,0 +1,119 @@
+"""Kernels in C for CPUs, compiled when the package is installed, where there is a compiler for them.
+
+Each is a `torch.library` operator with a fake implementation and a gradient, so that torch.compile and meta tensors see
+through it. Wrappers check everything that a kernel relies on before it sees a pointer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+POINTER = ctypes.c_void_p
+_BUILDS = {"AVX512": ("_avx512", "_avx2"), "AVX2": ("_avx2",)}
+"""For each kind of processor, as torch calls it, the libraries in this folder that it can run, the fastest first."""
+
+
+def load(capability: str) -> ctypes.CDLL | None:
+    """The fastest library that there is for a kind of processor."""
+    for build in _BUILDS.get(capability, ()):
+        found = importlib.util.find_spec(f"{__name__}.{build}")
+        if found is None or found.origin is None:
+            continue
+        try:
+            loaded = ctypes.CDLL(found.origin)
+        except OSError:
+            continue
+        return loaded if _shares_threads_with_torch() else None
+    return None
+
+
+def _shares_threads_with_torch() -> bool:
+    """Whether this process has one OpenMP library only: with two, each would have threads of its own."""
+    maps = Path("/proc/self/maps").read_text()
+    return len(set(re.findall(r"\S*/lib[gi]?omp[^/\s]*", maps))) == 1
+
+
+LIBRARY = load(torch.backends.cpu.get_cpu_capability())
+"""The library for this processor, or None. Loaded at once: torch.compile can't look into a lazy one."""
+
+
+class TensorArgument(ctypes.Structure):
+    """`Tensor` in C: (B, H, rows, K) with the numbers of a row side by side."""
+
+    _fields_ = (("data", POINTER), *((stride, ctypes.c_int64) for stride in ("lane", "head", "row")))
+
+
+def tensor(x: Tensor, shape: tuple[int, ...]) -> TensorArgument:
+    """A tensor (B, H, rows, K) for C, checked."""
+    _check(x, shape, torch.float32)
+    check(x.ndim == 4 and (x.stride(3) == 1 or x.shape[3] == 1), f"rows with strides {x.stride()}")
+    return TensorArgument(x.data_ptr(), *x.stride()[:3])
+
+
+def pointer(x: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> int | None:
+    """A contiguous tensor for C, checked; None is a null pointer."""
+    if x is None:
+        return None
+    _check(x, shape, dtype)
+    check(x.is_contiguous(), f"a tensor with strides {x.stride()}, where it must be contiguous")
+    return x.data_ptr()
+
+
+def _check(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    check(x.is_cpu and x.dtype == dtype, f"{x.dtype} on {x.device}, where it takes {dtype} on a CPU")
+    check(tuple(x.shape) == shape, f"shape {tuple(x.shape)}, where it takes {shape}")
+
+
+def check(holds: bool, problem: str) -> None:
+    """Before C sees a pointer. An error of ours and not the user's, but no assertion, which Python can switch off."""
+    if not holds:
+        raise ValueError(f"a C kernel was given {problem}")
+
+
+def with_rows(x: Tensor) -> Tensor:
+    """With the numbers of a row side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def tokens_first(like: Tensor, K: int | None = None) -> Tensor:
+    """Room for (B, H, N, K) with the heads of a token side by side, as products with weights have them."""
+    B, H, N = like.shape[:3]
+    return like.new_empty(B, N, H, like.shape[3] if K is None else K).transpose(1, 2)
+
+
+def once_differentiable(*names: str) -> None:
+    """Gradients of these operators, which compute gradients themselves, are an error instead of wrong."""
+
+    def refuse(ctx: Any, *grads: Any) -> None:
+        raise RuntimeError(
+            "the C kernels are once_differentiable: for gradients of gradients use the reference, with "
+            "`block_recurrent.ops.backend('reference')` or BRT_OPS=reference"
+        )
+
+    for name in names:
+        torch.library.register_autograd(name, refuse)
+
+
+class Kernel:
+    """A function of the library. It returns 0, or 1 where there was no memory for its work."""
+
+    def __init__(self, name: str, *arguments: Any) -> None:
+        self.name, self.arguments = name, arguments
+        self._bound: tuple[ctypes.CDLL, Any] | None = None
+
+    def __call__(self, *arguments: Any) -> None:
+        if LIBRARY is None:
+            raise RuntimeError("the C kernels are not compiled for this machine; see `brt doctor`")
+        if self._bound is None or self._bound[0] is not LIBRARY:
+            function = getattr(LIBRARY, self.name)
+            function.argtypes, function.restype = self.arguments, ctypes.c_int
+            self._bound = LIBRARY, function
+        if self._bound[1](*arguments):
+            raise MemoryError(f"not enough memory for the working space of the kernel '{self.name}'")

@@ -1,0 +1,298 @@
+/* Attention on a CPU, forward and backward: over a sliding window with a learned bias by distance, or over all keys.
+
+   Query i of a head sees W keys, from key i * slide on, with logits q[i].k[j] + bias[j - i * slide]. With slide 1 that
+   is the window of SPEC section 2 (the first W keys are of the tokens before); with slide 0 all queries see all keys.
+
+   Heads of lanes ("pairs") are independent. The keys of a pair are cut into blocks of KEYS, its queries into tiles of
+   TILE. A block is laid out as the products want it, and then all tiles that see some of it pass by. So a block, the
+   gradients of its keys and values, and the logits and weights of a tile stay in the second-level cache, however long
+   the window is: nothing of size N x W goes through memory. As no tile sees all of its keys at once, softmax is summed
+   on the way (forward), and made again from the logarithm of its sum (backward).
+
+   Letters as everywhere: N, W, K. Compiled for AVX-512 and for AVX2, and called from `attention.py` beside this file. */
+
+#include <omp.h>
+
+#include "vectors.h"
+
+#define TILE 48  /* queries of a tile: a multiple of ROWS and LANES */
+#define KEYS 240 /* of a block: a multiple of TILE and PANEL */
+#define SIDE 32  /* numbers of minus infinity on both sides of a bias, at least ROWS + LANES */
+
+typedef struct {
+    int B, H, N, K, W;
+    int slide;
+    int fixed_keys; /* so many of the first keys need no gradients */
+    float dropout;
+    uint64_t seed; /* of the dropout mask, which is never stored: the backward pass draws it again */
+    int threads;
+} Shape;
+
+static float *rows_of(Tensor x, Shape s, int pair, int row) {
+    return x.data + pair / s.H * x.lane + pair % s.H * x.head + row * x.row;
+}
+
+static int keys_of(Shape s, int queries) { return s.W + queries * s.slide; }
+
+/* The bias of a pair's head. Its row is as long as W and the sides. */
+static float *bias_of(float *bias, Shape s, int head) { return bias + (int64_t)head * (s.W + 2 * SIDE) + SIDE; }
+
+/* ---- Where tiles and blocks meet ---------------------------------------------------------------------------------- */
+
+/* The columns of a block that ROWS queries see, in whole vectors: from `first` to before `end`. */
+typedef struct {
+    int first, end;
+} Span;
+
+/* Of the queries from i on, in the block that begins with key `start`. */
+INLINE Span span_of(int i, int start, Shape s) {
+    if (i >= s.N) return (Span){0, 0};
+    int first = larger(0, i * s.slide - start), end = smaller(KEYS, (i + ROWS - 1) * s.slide + s.W - start);
+    return (Span){first / LANES * LANES, rounded_up(end, LANES)};
+}
+
+static int meet(int tile, int start, Shape s) {
+    return tile * s.slide < start + KEYS && (tile + TILE - 1) * s.slide + s.W > start;
+}
+
+/* ---- Products ---------------------------------------------------------------------------------------------------- */
+
+/* The three kinds of products of a tile and a block. What no query sees is left out. */
+
+/* out (TILE x KEYS) = x (TILE x K) times keys, in panels (K x PANEL): logits, or the gradient of weights. */
+static void by_panels(const float *x, const float *panels, float *out, int tile, int start, Shape s, int width) {
+    for (int column = 0; column < KEYS; column += PANEL, panels += PANEL * width)
+        for (int i = 0; i < TILE; i += ROWS) {
+            Span seen = span_of(tile + i, start, s);
+            int first = larger(seen.first, column), vectors = (smaller(seen.end, column + PANEL) - first) / LANES;
+            const float *a = x + i * width, *b = panels + first - column;
+            float *c = out + i * KEYS + first;
+            if (vectors == 3) block_of(3, a, width, 1, b, PANEL, c, KEYS, width, 0);
+            else if (vectors == 2) block_of(2, a, width, 1, b, PANEL, c, KEYS, width, 0);
+            else if (vectors == 1) block_of(1, a, width, 1, b, PANEL, c, KEYS, width, 0);
+        }
+}
+
+/* out (TILE x K) += weights (TILE x KEYS) times values (KEYS x K). */
+static void by_keys(const float *weights, const float *values, float *out, int tile, int start, Shape s, int width) {
+    for (int i = 0; i < TILE; i += ROWS) {
+        Span seen = span_of(tile + i, start, s);
+        if (seen.first < seen.end)
+            rows_times(weights + i * KEYS + seen.first, KEYS, 1, values + seen.first * width, width, out + i * width,
+                       width, seen.end - seen.first, width, 1);
+    }
+}
+
+/* out (KEYS x K) += weights' (KEYS x TILE) times x (TILE x K): the gradients of values and keys. */
+static void by_queries(const float *weights, const float *x, float *out, int tile, int start, Shape s, int width) {
+    const int rows = smaller(TILE, rounded_up(s.N - tile, ROWS));
+    for (int column = 0; column < smaller(KEYS, keys_of(s, s.N) - start); column += ROWS) {
+        int newest = start + column - tile; /* the newest query that sees the first of these keys */
+        int first = s.slide ? larger(0, newest - s.W + 1) : 0, end = s.slide ? smaller(rows, newest + ROWS) : rows;
+        if (first < end)
+            rows_times(weights + first * KEYS + column, 1, KEYS, x + first * width, width, out + column * width, width,
+                       end - first, width, 1);
+    }
+}
+
+/* ---- Softmax and dropout of a row -------------------------------------------------------------------------------- */
+
+/* Rows and biases begin at the first column of a block. The bias is minus infinity where a query may not look. */
+
+/* A seed for the mask of each query; splitmix64. */
+static uint32_t seed_of(Shape s, int pair, int i) {
+    uint64_t x = s.seed + ((uint64_t)pair * s.N + i) * 0x9E3779B97F4A7C15u;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return (uint32_t)(x ^ x >> 31);
+}
+
+/* 0, or the inverse of the share that is kept, for the keys from `key` on. */
+INLINE vector mask_of(uint32_t seed, int key, float dropout) {
+    naturals x;
+    for (int i = 0; i < LANES; i++) x[i] = i;
+    x = seed + (x + (uint32_t)key) * 0x9E3779B9u;
+    x = (x ^ x >> 16) * 0x7FEB352Du;
+    x = (x ^ x >> 15) * 0x846CA68Bu;
+    const uint32_t below = (uint32_t)(dropout * 4294967296.0);
+    return choose((x ^ x >> 16) < below, (vector){0}, (vector){0} + 1.0f / (1.0f - dropout));
+}
+
+/* The softmax of a query so far. */
+typedef struct {
+    float highest, sum;
+} Softmax;
+
+/* Logits -> exponentials less the highest logit so far, in place, and their sum; where a higher one has come, what was
+   summed before is scaled. */
+static void weigh(float *row, const float *bias, Span seen, Softmax *softmax, float *result, int width) {
+    vector most = (vector){0} - INFINITY, sum = {0};
+    for (int j = seen.first; j < seen.end; j += LANES) {
+        vector x = *(vector *)(row + j) + *(const vector *)(bias + j);
+        *(vector *)(row + j) = x;
+        most = choose(x > most, x, most);
+    }
+    const float highest = largest_of(most);
+    if (highest > softmax->highest) {
+        const float factor = expf(softmax->highest - highest);
+        for (int k = 0; k < width; k += LANES) *(vector *)(result + k) *= factor;
+        softmax->sum *= factor;
+        softmax->highest = highest;
+    }
+    const float shift = softmax->highest > -INFINITY ? softmax->highest : 0; /* if none of the keys is this query's */
+    for (int j = seen.first; j < seen.end; j += LANES)
+        sum += *(vector *)(row + j) = exp_of(*(vector *)(row + j) - shift);
+    softmax->sum += sum_of(sum);
+}
+
+static void drop(float *row, Span seen, int key, float dropout, uint32_t seed) {
+    for (int j = seen.first; j < seen.end; j += LANES) *(vector *)(row + j) *= mask_of(seed, key + j, dropout);
+}
+
+/* Logits -> (dropped) weights, and gradients of those -> gradients of logits, both in place; adds to d_bias.
+   `along`: the sum over all keys of weights times their gradients. */
+INLINE void weigh_backward(float *row, float *d_row, const float *bias, float *d_bias, Span seen, float log_sum,
+                           float along, int key, const float dropout, uint32_t seed) {
+    for (int j = seen.first; j < seen.end; j += LANES) {
+        vector weight = exp_of(*(vector *)(row + j) + *(const vector *)(bias + j) - log_sum);
+        vector mask = (vector){0} + 1.0f;
+        if (dropout > 0) mask = mask_of(seed, key + j, dropout);
+        vector d_logit = weight * (*(vector *)(d_row + j) * mask - along);
+        *(vector *)(row + j) = weight * mask;
+        *(vector *)(d_row + j) = d_logit;
+        *(vector *)(d_bias + j) += d_logit;
+    }
+}
+
+/* ---- Layouts ------------------------------------------------------------------------------------------------------ */
+
+/* Rows of a block with so many keys: as far as ROWS queries look, in whole panels. */
+static int keys_laid(int there) { return smaller(KEYS, rounded_up(there + ROWS, PANEL)); }
+
+/* rows x width -> rows x K; zeros in the first rows. */
+static void put_rows(const float *x, int width, float *out, int64_t out_row, int zeros, int rows, int K) {
+    for (int i = 0; i < rows; i++)
+        if (i < zeros) memset(out + i * out_row, 0, K * sizeof(float));
+        else memcpy(out + i * out_row, x + i * width, K * sizeof(float));
+}
+
+/* ---- What Python calls -------------------------------------------------------------------------------------------- */
+
+/* Queries of a task of the forward pass: more than keys before them, so that few keys are laid out twice. */
+static int queries_of_task(Shape s) { return rounded_up(smaller(larger(2 * s.W, 4 * TILE), s.N), TILE); }
+
+/* q (B, H, N, K), k and v (B, H, W + N * slide, K), bias (H, SIDE + W + SIDE) -> out (B, H, N, K),
+   log_sums (B * H, N). */
+int attention(Shape s, Tensor q, Tensor k, Tensor v, float *bias, Tensor out, float *log_sums) {
+    const int width = rounded_up(s.K, LANES), most = queries_of_task(s), tasks = (s.N + most - 1) / most;
+    const size_t block = KEYS * width, all = (size_t)most * width;
+    const size_t each = 2 * bytes_of(block) + bytes_of(TILE * KEYS) + 2 * bytes_of(all) + bytes_of(2 * most);
+    char *working = room(each * s.threads);
+    if (!working) return OUT_OF_MEMORY;
+#pragma omp parallel num_threads(s.threads)
+    {
+        char *next = working + each * omp_get_thread_num();
+        float *values = take(&next, block), *panels = take(&next, block), *weights = take(&next, TILE * KEYS);
+        float *x = take(&next, all), *result = take(&next, all);
+        Softmax *softmax = take(&next, 2 * most); /* of two numbers */
+#pragma omp for schedule(dynamic)
+        for (int task = 0; task < s.B * s.H * tasks; task++) {
+            int pair = task / tasks, begin = task % tasks * most, queries = smaller(most, s.N - begin);
+            lay_rows(rows_of(q, s, pair, begin), q.row, queries, s.K, x, most, width);
+            memset(result, 0, (size_t)most * width * sizeof(float));
+            for (int i = 0; i < most; i++) softmax[i] = (Softmax){-INFINITY, 0};
+            int end = keys_of(s, begin + queries);
+            for (int start = begin * s.slide; start < end; start += KEYS) {
+                const int there = smaller(KEYS, end - start), laid = keys_laid(there);
+                lay_rows(rows_of(k, s, pair, start), k.row, there, s.K, values, laid, width);
+                lay_panels(values, width, laid, panels);
+                lay_rows(rows_of(v, s, pair, start), v.row, there, s.K, values, laid, width);
+                for (int first = 0; first < queries; first += TILE) {
+                    if (!meet(begin + first, start, s)) continue;
+                    by_panels(x + first * width, panels, weights, begin + first, start, s, width);
+                    for (int i = first; i < first + TILE; i++) {
+                        const int key = start - (begin + i) * s.slide; /* that column 0 is to this query */
+                        Span seen = span_of(begin + i / ROWS * ROWS, start, s);
+                        float *row = weights + (i - first) * KEYS;
+                        weigh(row, bias_of(bias, s, pair % s.H) + key, seen, softmax + i, result + i * width, width);
+                        if (s.dropout > 0) drop(row, seen, key, s.dropout, seed_of(s, pair, begin + i));
+                    }
+                    by_keys(weights, values, result + first * width, begin + first, start, s, width);
+                }
+            }
+            for (int i = 0; i < queries; i++) {
+                float *to = rows_of(out, s, pair, begin + i), factor = 1.0f / softmax[i].sum;
+                for (int c = 0; c < s.K; c++) to[c] = result[i * width + c] * factor;
+                log_sums[(int64_t)pair * s.N + begin + i] = softmax[i].highest + logf(softmax[i].sum);
+            }
+        }
+    }
+    free(working);
+    return DONE;
+}
+
+/* dq, dk, dv like q, k, v; d_bias like bias, one for each lane. */
+int attention_backward(Shape s, Tensor q, Tensor k, Tensor v, float *bias, Tensor out, const float *log_sums,
+                       Tensor d_out, Tensor dq, Tensor dk, Tensor dv, float *d_bias) {
+    const int width = rounded_up(s.K, LANES), most = rounded_up(s.N, TILE), end = keys_of(s, s.N);
+    const size_t block = KEYS * width, tiled = TILE * KEYS, all = (size_t)most * width;
+    const size_t each = 5 * bytes_of(block) + 2 * bytes_of(tiled) + 3 * bytes_of(all) + 2 * bytes_of(most);
+    char *working = room(each * s.threads);
+    if (!working) return OUT_OF_MEMORY;
+#pragma omp parallel num_threads(s.threads)
+    {
+        char *next = working + each * omp_get_thread_num();
+        float *keys = take(&next, block), *key_panels = take(&next, block), *value_panels = take(&next, block);
+        float *d_keys = take(&next, block), *d_values = take(&next, block);
+        float *weights = take(&next, tiled), *d_weights = take(&next, tiled);
+        float *x = take(&next, all), *d_x = take(&next, all), *result = take(&next, all);
+        float *log_sum = take(&next, most), *along = take(&next, most);
+#pragma omp for schedule(dynamic)
+        for (int pair = 0; pair < s.B * s.H; pair++) {
+            memset(bias_of(d_bias, s, pair) - SIDE, 0, (s.W + 2 * SIDE) * sizeof(float));
+            lay_rows(rows_of(q, s, pair, 0), q.row, s.N, s.K, x, most, width);
+            lay_rows(rows_of(d_out, s, pair, 0), d_out.row, s.N, s.K, d_x, most, width);
+            memset(result, 0, all * sizeof(float));
+            for (int i = 0; i < most; i++) {
+                log_sum[i] = i < s.N ? log_sums[(int64_t)pair * s.N + i] : INFINITY; /* weights of 0 behind N */
+                along[i] = i < s.N ? dot(d_x + i * width, rows_of(out, s, pair, i), s.K) : 0;
+            }
+            for (int start = 0; start < end; start += KEYS) {
+                const int there = smaller(KEYS, end - start), laid = keys_laid(there), fixed = s.fixed_keys - start;
+                lay_rows(rows_of(v, s, pair, start), v.row, there, s.K, keys, laid, width);
+                lay_panels(keys, width, laid, value_panels);
+                lay_rows(rows_of(k, s, pair, start), k.row, there, s.K, keys, laid, width);
+                lay_panels(keys, width, laid, key_panels);
+                memset(d_keys, 0, laid * width * sizeof(float));
+                memset(d_values, 0, laid * width * sizeof(float));
+                for (int tile = 0; tile < s.N; tile += TILE) {
+                    if (!meet(tile, start, s)) continue;
+                    const float *q_tile = x + tile * width, *d_tile = d_x + tile * width;
+                    by_panels(q_tile, key_panels, weights, tile, start, s, width);
+                    by_panels(d_tile, value_panels, d_weights, tile, start, s, width);
+                    for (int i = tile; i < tile + TILE; i++) {
+                        const int key = start - i * s.slide;
+                        Span seen = span_of(i / ROWS * ROWS, start, s);
+                        float *row = weights + (i - tile) * KEYS, *d_row = d_weights + (i - tile) * KEYS;
+                        float *own_bias = bias_of(bias, s, pair % s.H) + key;
+                        float *own_d_bias = bias_of(d_bias, s, pair) + key;
+                        if (s.dropout > 0)
+                            weigh_backward(row, d_row, own_bias, own_d_bias, seen, log_sum[i], along[i], key, s.dropout,
+                                           seed_of(s, pair, i));
+                        else
+                            weigh_backward(row, d_row, own_bias, own_d_bias, seen, log_sum[i], along[i], key, 0, 0);
+                    }
+                    by_keys(d_weights, keys, result + tile * width, tile, start, s, width);
+                    if (fixed >= KEYS) continue;
+                    by_queries(weights, d_tile, d_values, tile, start, s, width);
+                    by_queries(d_weights, q_tile, d_keys, tile, start, s, width);
+                }
+                put_rows(d_keys, width, rows_of(dk, s, pair, start), dk.row, fixed, there, s.K);
+                put_rows(d_values, width, rows_of(dv, s, pair, start), dv.row, fixed, there, s.K);
+            }
+            put_rows(result, width, rows_of(dq, s, pair, 0), dq.row, 0, s.N, s.K);
+        }
+    }
+    free(working);
+    return DONE;
+}

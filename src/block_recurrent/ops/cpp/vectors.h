@@ -1,0 +1,147 @@
+/* What the kernels share: vectors, products of small matrices in registers, layouts.
+
+   Everything is float32. The compiler makes one instruction of each step on a vector. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __AVX512F__
+#define LANES 16 /* numbers of a vector register */
+#define ROWS 8   /* rows of a product that are summed in registers: 8 x 3 of 32 */
+#else
+#define LANES 8
+#define ROWS 4 /* 4 x 3 of 16 */
+#endif
+#define PANEL (3 * LANES) /* columns of a product that are summed in registers */
+
+typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t integers __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint32_t naturals __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE int smaller(int a, int b) { return a < b ? a : b; }
+INLINE int larger(int a, int b) { return a > b ? a : b; }
+INLINE int rounded_up(int n, int to) { return (n + to - 1) / to * to; }
+
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+
+/* A tensor (B, H, rows, K) in float32; strides in numbers, that of K is 1. */
+typedef struct {
+    float *data;
+    int64_t lane, head, row;
+} Tensor;
+
+/* Working memory is one allocation for all threads, made before any of them begins: where there is none, a function
+   returns OUT_OF_MEMORY and has done nothing. */
+enum { DONE, OUT_OF_MEMORY };
+
+INLINE size_t bytes_of(size_t numbers) { return (numbers + 15) / 16 * 64; }
+INLINE char *room(size_t bytes) { return aligned_alloc(64, bytes); }
+
+/* Room for so many numbers, from `next` on. */
+INLINE void *take(char **next, size_t numbers) {
+    void *taken = *next;
+    *next += bytes_of(numbers);
+    return taken;
+}
+
+/* ---- Products ---------------------------------------------------------------------------------------------------- */
+
+/* C (ROWS x width) = or += A (ROWS x depth) B (depth x width), for a width of 1 to 3 vectors.
+   A[i][k] is at a[i * a_row + k * a_col]. */
+INLINE void block_of(const int vectors, const float *a, const int64_t a_row, const int64_t a_col, const float *b,
+                     int64_t b_row, float *c, int64_t c_row, int depth, const int add) {
+    vector sum[ROWS][3];
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < vectors; j++)
+            sum[i][j] = add ? *(const vector *)(c + i * c_row + j * LANES) : (vector){0};
+    for (int k = 0; k < depth; k++, b += b_row) {
+        vector row[3];
+        for (int j = 0; j < vectors; j++) row[j] = *(const vector *)(b + j * LANES);
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; i++)
+            for (int j = 0; j < vectors; j++) sum[i][j] += a[i * a_row + k * a_col] * row[j];
+    }
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < vectors; j++) *(vector *)(c + i * c_row + j * LANES) = sum[i][j];
+}
+
+/* The same for any width that is a multiple of a vector. */
+INLINE void rows_times(const float *a, const int64_t a_row, const int64_t a_col, const float *b, int64_t b_row,
+                       float *c, int64_t c_row, int depth, int width, const int add) {
+    int left = width / LANES;
+    /* 4 = 2 + 2: better than 3 + 1, which would wait for its sums */
+    for (int take; left > 0; left -= take, b += take * LANES, c += take * LANES) {
+        take = left == 4 ? 2 : smaller(left, 3);
+        if (take == 3) block_of(3, a, a_row, a_col, b, b_row, c, c_row, depth, add);
+        else if (take == 2) block_of(2, a, a_row, a_col, b, b_row, c, c_row, depth, add);
+        else block_of(1, a, a_row, a_col, b, b_row, c, c_row, depth, add);
+    }
+}
+
+/* rows x K -> rows x width: zeros behind K, and behind the rows that there are. */
+INLINE void lay_rows(const float *x, int64_t x_row, int there, int K, float *out, int rows, int width) {
+    for (int i = 0; i < rows; i++) {
+        int filled = i < there ? K : 0;
+        memcpy(out + i * width, x + i * x_row, filled * sizeof(float));
+        memset(out + i * width + filled, 0, (width - filled) * sizeof(float));
+    }
+}
+
+/* rows x width -> panels of width x PANEL, which the products above want on their right. */
+INLINE void lay_panels(const float *rows, int width, int count, float *out) {
+    for (int first = 0; first < count; first += PANEL, rows += PANEL * width, out += PANEL * width)
+        for (int k = 0; k < width; k++)
+            for (int j = 0; j < PANEL; j++) out[k * PANEL + j] = rows[j * width + k];
+}
+
+/* ---- Vectors ------------------------------------------------------------------------------------------------------ */
+
+INLINE vector choose(integers where, vector a, vector b) {
+    return (vector)((where & (integers)a) | (~where & (integers)b));
+}
+
+/* exp(x) for x <= 0, to 1e-7; 0 below -87. Not-a-number stays. */
+INLINE vector exp_of(vector x) {
+    vector shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the whole number is in the lowest bits */
+    vector n = shifted - 12582912.0f;
+    vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    return choose(x < -87.0f, (vector){0}, p * (vector)(((integers)shifted + 127) << 23));
+}
+
+/* Sums and maxima over the numbers of a vector, by halves: one after the other would take longer than a row. */
+
+INLINE vector turned(vector x, int by) {
+    integers from;
+    for (int i = 0; i < LANES; i++) from[i] = (i + by) % LANES;
+    return __builtin_shuffle(x, from);
+}
+
+INLINE float sum_of(vector x) {
+#pragma GCC unroll 4
+    for (int by = LANES / 2; by; by /= 2) x += turned(x, by);
+    return x[0];
+}
+
+INLINE float largest_of(vector x) {
+#pragma GCC unroll 4
+    for (int by = LANES / 2; by; by /= 2) x = choose(x > turned(x, by), x, turned(x, by));
+    return x[0];
+}
+
+INLINE float dot(const float *x, const float *y, int K) {
+    vector sum = {0};
+    int k = 0;
+    for (; k + LANES <= K; k += LANES) sum += *(const vector *)(x + k) * *(const vector *)(y + k);
+    float total = sum_of(sum);
+    for (; k < K; k++) total += x[k] * y[k];
+    return total;
+}
