@@ -59,6 +59,9 @@ class ModelConfig:
     """Where the attention scales start: a logit is the head's scale times a cosine. 1 in the paper."""
     gate_init: float = 0.5
     """Share of the old state that a fixed gate keeps at the start. 0.5 in the paper."""
+    gate_horizon: float = 0.0
+    """Blocks that the slowest channel of a fixed gate remembers at the start; the other channels are spread down to one
+    block, evenly in the logarithm. 0: all channels keep gate_init."""
     dropout: float = 0.05
     """Dropout after the first norm, after the MLP and before the logits."""
     attention_dropout: float = 0.05
@@ -73,6 +76,8 @@ class ModelConfig:
             _check_rate(name, getattr(self, name))
         for name, low, high in (("scale_init", 0, float("inf")), ("gate_init", 0, 1)):
             _check_between(name, getattr(self, name), low, high)
+        if self.gate_horizon != 0:
+            _check_between("gate_horizon", self.gate_horizon, 1, float("inf"))
         for name in ("gate_bias", "gate_tanh"):
             _check_type(name, getattr(self, name), (bool, type(None)), "true, false or unset")
         _check_type("feedback", self.feedback, (bool,), "true or false")
@@ -148,7 +153,7 @@ _SIZES = (
     "memory_size",
     "memory_neighbors",
 )
-_NOT_SHAPE = ("segment", "dropout", "attention_dropout", "scale_init", "gate_init")
+_NOT_SHAPE = ("segment", "dropout", "attention_dropout", "scale_init", "gate_init", "gate_horizon")
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -140,5 +140,5 @@ def register_update(name: str, update: type[nn.Module]) -> None:
 def make_gate(config: ModelConfig, in_dim: int) -> Gate:
     """The gate that the configuration names."""
     gate = GATES[config.gate](in_dim, config.d_model, config.has_gate_bias, config.has_gate_tanh)
-    gate.start_at(config.gate_init)
+    gate.start_at(config.gate_init, config.gate_horizon)
     return gate

@@ -28,8 +28,8 @@ class Gate(nn.Module):
     def forward(self, h: Tensor, state: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def start_at(self, keep: float) -> None:
-        """Let the gate start by keeping this share of the old state, where it has such a share."""
+    def start_at(self, keep: float, horizon: float) -> None:
+        """Set the share of the old state kept at the start (ModelConfig.gate_init, gate_horizon), if there is one."""
 
     def activations(self, h: Tensor) -> dict[str, Tensor]:
         """For watching: means by name, such as how much of the old state stays."""
@@ -61,8 +61,9 @@ class FixedGate(Gate):
         return torch.lerp(self.candidate(h).to(state.dtype), state, self.bias.sigmoid())
 
     @torch.no_grad()
-    def start_at(self, keep: float) -> None:
-        self.bias.add_(math.log(keep / (1 - keep)))
+    def start_at(self, keep: float, horizon: float) -> None:
+        blocks = torch.logspace(0, math.log10(horizon), len(self.bias)) if horizon else None
+        self.bias.add_(torch.logit(torch.tensor(keep) if blocks is None else (-1 / blocks).exp()))
 
     def activations(self, h: Tensor) -> dict[str, Tensor]:
         return {"keep": self.bias.sigmoid().mean()}
