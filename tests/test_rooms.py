@@ -27,11 +27,11 @@ FLOORS = {
     "model": 3,
     "checkpoint": 4,
     "inference": 5,
-    "train": 6,
     "evaluate": 6,
     "hub": 6,
+    "train": 7,
     "analysis": 7,
-    "bench": 7,
+    "bench": 8,
     "studies": 8,
     "cli": 9,
 }

@@ -91,6 +91,6 @@ def _layer_flops(config: ModelConfig, number: int) -> float:
 def _layer_memory(config: ModelConfig, number: int) -> int:
     recurrent = number in config.recurrent_layers
     cached = 2 * config.window if recurrent else config.window
-    recalled = config.memory_size if number in config.memory_layers else 0
+    knn_entries = config.memory_size if number in config.memory_layers else 0
     states = config.num_states * config.d_model if recurrent else 0
-    return BYTES * (2 * (cached + recalled) * _heads_width(config) + states)
+    return BYTES * (2 * (cached + knn_entries) * _heads_width(config) + states)

@@ -11,7 +11,7 @@ from typing import Any
 from block_recurrent.errors import ConfigError, did_you_mean
 
 # Lists, because `register_gate` and `register_update` add to them.
-GATES = ["fixed", "lstm"]
+GATE_NAMES = ["fixed", "lstm"]
 GATE_CONFIGS = ["dual", "single", "skip"]
 
 
@@ -81,7 +81,7 @@ class ModelConfig:
         for name in ("gate_bias", "gate_tanh"):
             _check_type(name, getattr(self, name), (bool, type(None)), "true, false or unset")
         _check_type("feedback", self.feedback, (bool,), "true or false")
-        _check_choice("gate", self.gate, GATES)
+        _check_choice("gate", self.gate, GATE_NAMES)
         _check_choice("gate_config", self.gate_config, GATE_CONFIGS)
         if self.segment % self.window:
             raise ConfigError(
@@ -115,6 +115,11 @@ class ModelConfig:
     def eos_token_id(self) -> int:
         """The document mark, last in the vocabulary: it comes before a document, and as a prediction ends it."""
         return self.vocab_size - 1
+
+    @property
+    def bos_token_id(self) -> int:
+        """The same mark, read before a document's first token."""
+        return self.eos_token_id
 
     def layer_reads_state(self, layer: int) -> bool:
         """Whether layer number `layer` (from 1) cross-attends to a recurrent state."""

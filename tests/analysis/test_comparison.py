@@ -17,7 +17,7 @@ from block_recurrent.analysis.comparison import (
     gain_by_distance,
     where,
 )
-from block_recurrent.analysis.words import TokenText
+from block_recurrent.analysis.token_text import TokenText
 from block_recurrent.data import Corpus, load_tokenizer
 from block_recurrent.evaluate.cumulative import Curve
 from block_recurrent.evaluate.measures import Score

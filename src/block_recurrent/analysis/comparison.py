@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from block_recurrent.analysis.words import NEVER, TokenText
+from block_recurrent.analysis.token_text import NEVER, TokenText
 from block_recurrent.data import Corpus
 from block_recurrent.evaluate.cumulative import CumulativeCurve, Curve
 from block_recurrent.evaluate.headroom import Headroom, headroom_of

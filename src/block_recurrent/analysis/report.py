@@ -17,7 +17,7 @@ from block_recurrent.analysis.comparison import (
 )
 from block_recurrent.analysis.packing import pack_document
 from block_recurrent.analysis.page_file import finite, write_page, write_whole
-from block_recurrent.analysis.words import DISTANCE_RULE, NAME_RULE, WORD_RULE
+from block_recurrent.analysis.token_text import DISTANCE_RULE, NAME_RULE, WORD_RULE
 from block_recurrent.evaluate.headroom import DEFINITIONS as HEADROOM_DEFINITIONS
 from block_recurrent.evaluate.measures import DEFINITIONS, MEASURES, Score, bootstrap
 

@@ -44,7 +44,7 @@ def _row(system: str, args: argparse.Namespace) -> dict[str, Any]:
     step = TrainingStep(config, args.lanes, with_optimizer=True)
     model = BlockRecurrentLM(config).eval()
     length = SEGMENTS * config.segment
-    documents = list(np.random.default_rng(0).integers(0, config.vocab_size - 1, (args.lanes, length)))
+    documents = list(np.random.default_rng(0).integers(0, config.eos_token_id, (args.lanes, length)))
 
     def training() -> None:
         for _ in range(SEGMENTS):

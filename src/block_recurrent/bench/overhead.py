@@ -48,7 +48,7 @@ def _row(system: str, args: argparse.Namespace) -> dict[str, Any]:
     corpus = Corpus(args.data)
     config = resolve({"system": system, "size": args.size, "data": {"path": args.data}}, corpus.vocab_size)
     with start() as runtime, tempfile.TemporaryDirectory(prefix="brt-bench-") as folder:
-        trainer, bare = Trainer(config, corpus, runtime), _bare_step(config, corpus)
+        trainer, bare = Trainer(config, runtime), _bare_step(config, corpus)
         with Reporter(Path(folder), args.repeats, 0, log_every=10**9) as reporter, trainer.stream:
             pairs = [
                 (seconds_of(lambda: trainer.one_step(reporter, False)), seconds_of(bare))

@@ -128,7 +128,7 @@ def _left_by(loaded: LoadedRun, corpus: Corpus, split: str, index: int) -> Any:
 
     from block_recurrent.evaluate.state_edits import states_after
 
-    tokens = np.concatenate([[corpus.mark], corpus.tokens(split, index)]).astype(np.int64)
+    tokens = np.concatenate([[corpus.eos_token_id], corpus.tokens(split, index)]).astype(np.int64)
     return states_after(loaded.model, tokens)
 
 
@@ -156,16 +156,16 @@ def _side(label: str, run: str, loaded: LoadedRun, about: str) -> Side:
 
 def inspect_document(loaded: LoadedRun, name: str, text: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """The inspection of a document's beginning: itself, its numbers, and its part of a page."""
+    from block_recurrent.analysis.ablation import ablate
     from block_recurrent.analysis.inspector import inspect
     from block_recurrent.analysis.memory_report import inspection_numbers, inspection_page_data
-    from block_recurrent.analysis.removal import removals
     from block_recurrent.evaluate.progress import shown_progress
 
     tokens = text.tokens[:INSPECTED_TOKENS]
     with shown_progress("looking into the memory") as progress:
         inspection = inspect(loaded.model, tokens, name, progress)
     with shown_progress("taking state vectors away") as progress:
-        taken = removals(loaded.model, tokens, inspection, progress)
+        taken = ablate(loaded.model, tokens, inspection, progress)
     return inspection, inspection_numbers(inspection, taken), inspection_page_data(inspection, taken, text)
 
 

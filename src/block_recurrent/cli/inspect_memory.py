@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", metavar="TEXT", help="a text file; or with --data, the name of a document")
     parser.add_argument("--data", metavar="DIR", help="a prepared folder to take the document from")
     parser.add_argument("--tokens", type=int, default=20_000, help="read so many tokens at most (default: 20,000)")
-    parser.add_argument("--no-removal", action="store_true", help="leave out what taking state vectors away does")
+    parser.add_argument(
+        "--no-ablation", "--no-removal", action="store_true", help="leave out what taking state vectors away does"
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all numbers")
     parser.add_argument("--out", metavar="FILE", type=Path, help="write a page (.html) to look at")
     parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder (default: last)")
@@ -35,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
         raise DataError(f"--out '{args.out}': its name must end in .html")
     if args.tokens < 1:
         raise DataError(f"--tokens is {args.tokens}: it must be at least 1")
+    from block_recurrent.analysis.ablation import ablate
     from block_recurrent.analysis.inspector import inspect
     from block_recurrent.analysis.memory_report import (
         describe_inspection,
@@ -43,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
         write_inspection_page,
     )
     from block_recurrent.analysis.page_file import finite, write_whole
-    from block_recurrent.analysis.removal import removals
-    from block_recurrent.analysis.words import TokenText
+    from block_recurrent.analysis.token_text import TokenText
     from block_recurrent.cli.eval import load
     from block_recurrent.evaluate.progress import shown_progress
     from block_recurrent.evaluate.state_edits import check_recurrent
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     with shown_progress("reading") as progress:
         inspection = inspect(loaded.model, tokens, args.text, progress)
     with shown_progress("taking state vectors away") as progress:
-        taken = [] if args.no_removal else removals(loaded.model, tokens, inspection, progress)
+        taken = [] if args.no_ablation else ablate(loaded.model, tokens, inspection, progress)
     print(describe_inspection(inspection, taken, text))
     if args.json:
         numbers = finite(inspection_numbers(inspection, taken))

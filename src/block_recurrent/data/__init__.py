@@ -28,13 +28,10 @@ No torch here: everything is numpy. What other rooms use:
     corpus = prepare(PrepareSettings(("books/",)), tokenizer, folder)      makes such a folder
 
     stream = LaneStream(corpus, split, lanes, segment, seed=0, rank=0, world=1, *, one_pass=False, prefetch=2)
-        an iterator of Step; endless, or one pass over the split for evaluation; also a context manager; .close()
-        Step.tokens, Step.targets   int64 (lanes // world, segment)
-        Step.mask                   bool, same shape: what carries training loss (text tokens and the final mark)
-        Step.starts                 bool (lanes // world,): this lane begins a document at this step
-        Step.cursor                 JSON-serialisable; load_state_dict(step.cursor) continues after this step
-        .state_dict()               the cursor of the last step handed out (not of those prefetched)
+        an iterator of Segment (tokens, targets, mask, starts); endless, or one pass over the split for evaluation
+        .state_dict()               where it is after the last segment it gave (not after those prefetched)
         .load_state_dict(state)     exact continuation, also with another rank and world of the same total of lanes
+    SegmentStream                   its base class, for streams of your own
 
 A document of n tokens is read as [mark, t_1 .. t_n] with targets [t_1 .. t_n, mark]: n + 1 positions. Padding has the
 mark as token and target and mask False, so `targets != eos_token_id` selects exactly the tokens that measures count.
@@ -50,19 +47,23 @@ _HOMES = {
     "DocumentInfo": "corpus.corpus",
     "LaneStream": "streams.lanes",
     "PrepareSettings": "corpus.prepare",
-    "Step": "streams.lanes",
+    "Segment": "streams.segments",
+    "SegmentStream": "streams.segments",
     "Tokenizer": "tokenizers.base",
     "load_tokenizer": "tokenizers.base",
     "prepare": "corpus.prepare",
 }
 
-__all__ = ["Corpus", "DocumentInfo", "LaneStream", "PrepareSettings", "Step", "Tokenizer", "load_tokenizer", "prepare"]
-
 if TYPE_CHECKING:
-    from block_recurrent.data.corpus.corpus import Corpus, DocumentInfo
-    from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
-    from block_recurrent.data.streams.lanes import LaneStream, Step
-    from block_recurrent.data.tokenizers.base import Tokenizer, load_tokenizer
+    from block_recurrent.data.corpus.corpus import Corpus as Corpus
+    from block_recurrent.data.corpus.corpus import DocumentInfo as DocumentInfo
+    from block_recurrent.data.corpus.prepare import PrepareSettings as PrepareSettings
+    from block_recurrent.data.corpus.prepare import prepare as prepare
+    from block_recurrent.data.streams.lanes import LaneStream as LaneStream
+    from block_recurrent.data.streams.segments import Segment as Segment
+    from block_recurrent.data.streams.segments import SegmentStream as SegmentStream
+    from block_recurrent.data.tokenizers.base import Tokenizer as Tokenizer
+    from block_recurrent.data.tokenizers.base import load_tokenizer as load_tokenizer
 
 
 def __getattr__(name: str) -> Any:

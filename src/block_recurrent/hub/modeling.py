@@ -17,7 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from block_recurrent.errors import InputError
 from block_recurrent.hub.cache import BlockRecurrentCache
 from block_recurrent.hub.configuration import BlockRecurrentConfig
-from block_recurrent.hub.rows import Rows
+from block_recurrent.hub.padding import Rows
 from block_recurrent.inference.engine import Engine
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
@@ -64,7 +64,9 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
         memory = _memory_of(past_key_values, len(input_ids))
         rows = Rows.of(input_ids, attention_mask)
         keep = logits_to_keep if labels is None else 0
-        one_each = input_ids.shape[1] == 1 == min(rows.lengths) and not (input_ids == self._mark).any()
+        one_each = (
+            input_ids.shape[1] == 1 == min(rows.lengths) and not (input_ids == self.model.config.eos_token_id).any()
+        )
         if (engine := self._engine) is not None and one_each:
             logits, memory = engine.decode(input_ids[:, 0], memory)
             logits = logits[:, None].to(self.dtype)
@@ -94,7 +96,11 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
                 raise InputError(
                     "give at least the last token of the text, which the memory has not read, as input_ids"
                 )
-            _refuse_mark_after(_memory_of(memory, len(given)), Rows.of(given, kwargs.get("attention_mask")), self._mark)
+            _refuse_mark_after(
+                _memory_of(memory, len(given)),
+                Rows.of(given, kwargs.get("attention_mask")),
+                self.model.config.eos_token_id,
+            )
             if isinstance(memory, DocumentMemory):
                 kwargs["past_key_values"] = BlockRecurrentCache(memory)
         self._engine = Engine(self.model)  # with the weights of this moment: they may be trained between two calls
@@ -109,16 +115,16 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
         """Hidden vectors of the last `keep` columns of the input (0: of all), and the memory after it."""
         lanes, width = input_ids.shape
         if width > 1:
-            _refuse_mark_after(memory, rows, self._mark)
+            _refuse_mark_after(memory, rows, self.model.config.eos_token_id)
         if keep == 1:
             if any(first + length < width for first, length in zip(rows.first, rows.lengths, strict=True)):
                 raise InputError("padding is on the right of a text that is to be continued: pad on the left")
-            rows = rows.from_last_mark(self._mark)
+            rows = rows.from_last_mark(self.model.config.eos_token_id)
         kept_from = width - keep if keep else 0
         hidden = self.model.embedding.weight.new_zeros(lanes, width - kept_from, self.config.d_model)
         config = self.model.config
         size = max(config.segment, TOKENS_AT_ONCE // config.window * config.window)
-        for start, end, starts in rows.calls(self._mark, size):
+        for start, end, starts in rows.calls(self.model.config.eos_token_id, size):
             counts = [min(max(length - start, 0), end - start) for length in rows.lengths]
             lengths = None if min(counts) == end - start else torch.tensor(counts)
             x, memory = self.model.hidden(rows.tokens[:, start:end], memory, starts, lengths)
@@ -132,10 +138,6 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
                     hidden[lane, place] = x[lane, skipped:count]
         assert memory is not None
         return hidden, memory
-
-    @property
-    def _mark(self) -> int:
-        return self.config.vocab_size - 1
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embedding

@@ -88,8 +88,8 @@ class Choice:
 class Chooser:
     """Chooses the tokens of one sequence, one after the other."""
 
-    def __init__(self, sampling: Sampling, mark: int) -> None:
-        self.sampling, self.mark = sampling, mark
+    def __init__(self, sampling: Sampling, eos_token_id: int) -> None:
+        self.sampling, self.eos_token_id = sampling, eos_token_id
         self._random = torch.Generator().manual_seed(sampling.seed)
 
     def choose(self, logits: Tensor, recent: Sequence[int]) -> Choice:
@@ -98,7 +98,7 @@ class Chooser:
         log_sum = float(plain.logsumexp(-1))
         if not math.isfinite(log_sum):
             raise InputError("the model's logits are not finite: its weights are damaged or its training has diverged")
-        shaped = shape_logits(plain, recent, self.sampling, self.mark)
+        shaped = shape_logits(plain, recent, self.sampling, self.eos_token_id)
         if self.sampling.temperature == 0:
             token = int(shaped.argmax())
         else:
@@ -109,12 +109,12 @@ class Chooser:
         return Choice(token, float(plain[token]) - log_sum)
 
 
-def shape_logits(logits: Tensor, recent: Sequence[int], sampling: Sampling, mark: int) -> Tensor:
+def shape_logits(logits: Tensor, recent: Sequence[int], sampling: Sampling, eos_token_id: int) -> Tensor:
     """The logits that are drawn from: penalty, temperature, top-k, top-p and min-p, in this order."""
     logits = penalized(logits, recent, sampling.repetition_penalty)
     if not sampling.end_at_mark:
         logits = logits.clone()
-        logits[mark] = -torch.inf
+        logits[eos_token_id] = -torch.inf
     if sampling.temperature == 0:
         return logits
     logits = logits / sampling.temperature

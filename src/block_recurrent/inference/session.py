@@ -68,7 +68,7 @@ class Session:
                 f"{self.engine.config.vocab_size}: they don't belong together"
             )
         self.tokenizer, self.name = tokenizer, name
-        self.state = SessionState(self.engine.empty(), tokenizer.mark) if state is None else state
+        self.state = SessionState(self.engine.empty(), tokenizer.eos_token_id) if state is None else state
 
     @property
     def memory(self) -> DocumentMemory:
@@ -209,10 +209,10 @@ class Session:
         if isinstance(tokens, torch.Tensor):
             tokens = tokens.detach().cpu().numpy()
         array = self.tokenizer.check(tokens)
-        if (array == self.tokenizer.mark).any():
+        if (array == self.tokenizer.eos_token_id).any():
             raise InputError(
-                f"the tokens hold the document mark {self.tokenizer.mark}: it is no part of a text, a session puts "
-                "it in front by itself; start a new Session for a new document"
+                f"the tokens hold the document mark {self.tokenizer.eos_token_id}: it is no part of a text, a session "
+                "puts it in front by itself; start a new Session for a new document"
             )
         return array
 

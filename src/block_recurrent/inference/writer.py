@@ -44,7 +44,7 @@ class Writer:
         self.state = state
         self.ended: str | None = None
         self._tokenizer = tokenizer
-        self._chooser = Chooser(sampling, tokenizer.mark)
+        self._chooser = Chooser(sampling, tokenizer.eos_token_id)
         self._stream = TextStream(tokenizer, state.recent, sampling.stop)
         self._left = max_tokens
 
@@ -55,7 +55,7 @@ class Writer:
         session reads and writes on as if the mark had not come.
         """
         choice = self._chooser.choose(logits, self.state.recent)
-        if choice.token == self._tokenizer.mark:
+        if choice.token == self._tokenizer.eos_token_id:
             self.ended = MARK
             return WrittenToken(choice.token, choice.log_prob, self._stream.finish())
         raw = self._tokenizer.decode_bytes([choice.token], begin=not self.state.recent)

@@ -13,7 +13,7 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     """Zeros at a rate, the rest scaled up so that the mean stays."""
     if not training or rate == 0:
         return x
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or torch.compiler.is_compiling():  # which can't look into `random_`
         return F.dropout(x, rate)
     return x * scaled_mask(keep_mask(x, rate), rate, x.dtype)
 

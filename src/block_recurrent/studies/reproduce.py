@@ -1,7 +1,7 @@
 """`brt reproduce`: a table of the paper at a small size, under equal conditions.
 
 Every model of a table sees the same documents in the same order and the same number of tokens, with the same recipe.
-How many follows from the budget, by the time of slide-plus's step on this machine; it is settled once and kept in
+How many follows from the budget, by the time of slide-plus's step on this machine; it is decided once and kept in
 `plan.json`, so that a study can be stopped and gone on with, or extended by further seeds.
 """
 
@@ -26,7 +26,7 @@ from block_recurrent.evaluate.evaluation import evaluate_split
 from block_recurrent.evaluate.progress import shown_progress
 from block_recurrent.run_config import RunConfig, merge, resolve
 from block_recurrent.studies.paper_tables import Row, rows_of
-from block_recurrent.train.loop import Trainer, settle, train
+from block_recurrent.train.loop import Trainer, train
 from block_recurrent.train.report import read_metrics
 
 REFERENCE = "slide-plus"
@@ -96,7 +96,7 @@ def reproduce(study: Study, tell: Callable[[str], None]) -> dict[str, Any] | Non
 
 
 def _plan(study: Study, tell: Callable[[str], None]) -> int:
-    """Steps of every run; settled the first time, kept from then on."""
+    """Steps of every run; decided the first time, kept from then on."""
     path = study.out / PLAN
     asked = {"table": study.table, "size": study.size, "budget": study.budget, "settings": study.settings}
     if path.is_file():
@@ -119,16 +119,13 @@ def _plan(study: Study, tell: Callable[[str], None]) -> int:
 def _seconds_of_a_step(study: Study) -> float:
     """Of the reference, forward, backward and update; the median after one to warm up."""
     row = Row(REFERENCE, REFERENCE, study.size)
-    corpus = Corpus(study.data[0])
     with rt.start() as runtime:
-        config = settle(study.config(row, 0, 1000), corpus, runtime)
-        trainer = Trainer(config, corpus, runtime)
+        trainer = Trainer(study.config(row, 0, 1000), runtime)
         times = []
         with trainer.stream:
             for step in range(1, TIMED_STEPS + 2):
                 began = time.perf_counter()
-                segments = [next(trainer.stream) for _ in range(config.train.bptt)]
-                trainer.updater.update(step, segments, trainer.snapshot.memories, False)
+                trainer.update(step, trainer.next_segments())
                 times.append(time.perf_counter() - began)
     return statistics.median(times[1:])
 
