@@ -16,13 +16,11 @@ BYTES = 4
 class Cost:
     """What `brt presets` shows."""
 
-    parameters: int
-    """All weights, the embedding (which is also the output) counted once."""
+    parameters: int  # all weights, the embedding (which is also the output) counted once
     non_embedding_parameters: int
     flops_per_token: float
     """Of a training step: dense products, the logits, and attention at the W keys that a query may see."""
-    memory_bytes: int
-    """Of one lane's `DocumentMemory` in float32."""
+    memory_bytes: int  # of one lane's `DocumentMemory` in float32
 
 
 def cost_of(config: ModelConfig) -> Cost:

@@ -5,8 +5,6 @@ To take a vector away is to set it back to its initial value at every block, so 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 from block_recurrent.analysis.inspector import Inspection
 from block_recurrent.evaluate.scoring import score
 from block_recurrent.evaluate.state_edits import LanePosition, StateEdit, States, initial_states
+from block_recurrent.io.progress import Progress
 from block_recurrent.model.language_model import BlockRecurrentLM
 
 ABLATION_RULE = (
@@ -59,7 +58,7 @@ def ablate(
     model: BlockRecurrentLM,
     tokens: NDArray[Any],
     inspection: Inspection,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Ablation]:
     """The loss without the 1, 2, 4, ... most read, and least read, vectors of each recurrent layer."""
     variants: list[tuple[int, NDArray[np.int64]] | None] = [None]
@@ -70,12 +69,8 @@ def ablate(
             variants += [(layer.layer - 1, order[:count]), (layer.layer - 1, order[-count:])]
     edit = _TakeAway(model.config.window, initial_states(model), variants)
     bits = np.zeros(len(variants))
-    done = 0
-    for piece in score(model, [tokens] * len(variants), lanes=len(variants), edit=edit):
-        bits[piece.document] += piece.nats.sum(dtype=np.float64) / math.log(2)
-        done += len(piece.nats)
-        if progress:
-            progress(done, len(tokens) * len(variants))
+    for piece in score(model, [tokens] * len(variants), lanes=len(variants), edit=edit, progress=progress):
+        bits[piece.document] += piece.bits.sum()
     per_token = iter((bits / max(1, len(tokens))).tolist())
     normal = next(per_token)
     return [

@@ -7,8 +7,7 @@ B's bits minus A's: positive where A predicts it better.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,8 +20,9 @@ from block_recurrent.data import Corpus
 from block_recurrent.evaluate.cumulative import CumulativeCurve, Curve
 from block_recurrent.evaluate.headroom import Headroom, headroom_of
 from block_recurrent.evaluate.measures import Score, score_of, total
-from block_recurrent.evaluate.scoring import DEFAULT_LANES, score
+from block_recurrent.evaluate.scoring import DEFAULT_LANES, bits_of
 from block_recurrent.evaluate.state_edits import StateEdit
+from block_recurrent.io.progress import Progress
 from block_recurrent.model.language_model import BlockRecurrentLM
 
 WHERE = ("window", "segment", "beyond", "never")
@@ -63,15 +63,13 @@ class TopToken:
     """A token that one of the readings predicted much better than the other."""
 
     document: str
-    index: int
-    """Of the token in its document, from 0."""
+    index: int  # of the token in its document, from 0
     token: str
     word: str
     bits_a: float
     bits_b: float
     difference: float
-    distance: int | None
-    """To the last earlier mention of the word; None: there is none."""
+    distance: int | None  # to the last earlier mention of the word; None: there is none
     where: str
     proper_name: bool
     before: str
@@ -92,10 +90,8 @@ class Comparison:
     documents: tuple[DocumentPair, ...]
     curve_a: Curve
     curve_b: Curve
-    top_a: tuple[TopToken, ...]
-    """Where A is better, the largest difference first."""
-    top_b: tuple[TopToken, ...]
-    """Where B is better."""
+    top_a: tuple[TopToken, ...]  # where A is better, the largest difference first
+    top_b: tuple[TopToken, ...]  # where B is better
     headroom: tuple[Headroom, ...] = ()
     """What a cache of the document would still save A, and B; window and reach are A's in both."""
 
@@ -122,21 +118,12 @@ def compare(
     top: int = 40,
     lanes: int = DEFAULT_LANES,
     chunk: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Comparison:
     """Score the chosen documents of a split with both readings, and find where they differ most."""
     texts = [corpus.tokens(split, index) for index in chosen]
     infos = [corpus.documents(split)[index] for index in chosen]
-    whole = 2 * sum(map(len, texts))
-    done = 0
-
-    def count(tokens: int) -> None:
-        nonlocal done
-        done += tokens
-        if progress:
-            progress(done, whole)
-
-    (bits_a, curve_a), (bits_b, curve_b) = (_losses(reading, texts, lanes, chunk, count) for reading in (a, b))
+    (bits_a, curve_a), (bits_b, curve_b) = (_losses(reading, texts, lanes, chunk, progress) for reading in (a, b))
     documents = tuple(
         DocumentPair(
             info.name,
@@ -156,15 +143,12 @@ def compare(
 
 
 def _losses(
-    reading: Reading, texts: list[NDArray[Any]], lanes: int, chunk: int | None, count: Callable[[int], None]
+    reading: Reading, texts: list[NDArray[Any]], lanes: int, chunk: int | None, progress: Progress | None
 ) -> tuple[list[NDArray[np.float32]], Curve]:
-    bits = [np.empty(len(text), np.float32) for text in texts]
+    bits = bits_of(reading.model, texts, lanes=lanes, chunk=chunk, edit=reading.edit, progress=progress)
     curve = CumulativeCurve(np.array([len(text) for text in texts], np.int64))
-    for piece in score(reading.model, texts, lanes, chunk, reading.edit):
-        piece_bits = piece.nats.astype(np.float64) / math.log(2)
-        bits[piece.document][piece.start : piece.start + len(piece_bits)] = piece_bits
-        curve.add(piece.document, piece.start, piece_bits)
-        count(len(piece_bits))
+    for document, values in enumerate(bits):
+        curve.add(document, 0, values.astype(np.float64))
     return bits, curve.curve()
 
 
@@ -219,10 +203,8 @@ class DistanceBucket:
 
     label: str
     tokens: int
-    mean_difference: float | None
-    """Bits that A saves on such a token, on average."""
-    share_of_gain: float | None
-    """Of all bits that A saves on tokens of words, the share that it saves on these."""
+    mean_difference: float | None  # bits that A saves on such a token, on average
+    share_of_gain: float | None  # of all bits that A saves on tokens of words, the share that it saves on these
 
 
 def gain_by_distance(comparison: Comparison) -> list[DistanceBucket]:

@@ -31,18 +31,15 @@ MOST_CHANGED = 10
 class LayerInspection:
     """One recurrent layer over the T blocks of a document."""
 
-    layer: int
-    """Counted from 1."""
+    layer: int  # counted from 1
     gates: dict[str, NDArray[np.float64]]
     """(T,) mean activations by gate: `keep` of a fixed gate, `forget` and `input` of an LSTM gate."""
-    state_norm: NDArray[np.float64]
-    """(T,) mean length of a state vector after the block."""
+    state_norm: NDArray[np.float64]  # (T,) mean length of a state vector after the block
     change: NDArray[np.float64]
     """(T,) length of the change over length of the state: how much of the state the block replaced."""
     read: NDArray[np.float32]
     """(T, S) share of the attention of the block's tokens that each state vector gets; each row sums to 1."""
-    written: NDArray[np.float32]
-    """(T, S) length of each state vector's change at the block's end."""
+    written: NDArray[np.float32]  # (T, S) length of each state vector's change at the block's end
 
     @property
     def most_changed(self) -> list[int]:

@@ -44,10 +44,8 @@ class LineChart:
     series: list[Series]
     x_log: bool = False
     y_from: float | None = None
-    counts: Series | None = None
-    """Drawn as an area with an axis of its own."""
-    lines: list[tuple[float, str]] = field(default_factory=list)
-    """Values with a name, drawn across."""
+    counts: Series | None = None  # drawn as an area with an axis of its own
+    lines: list[tuple[float, str]] = field(default_factory=list)  # values with a name, drawn across
 
     def page_data(self) -> dict[str, Any]:
         spec: dict[str, Any] = {"title": self.title, "note": self.note, "xLabel": self.x_label, "yLabel": self.y_label}

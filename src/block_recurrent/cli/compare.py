@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from block_recurrent.analysis.comparison import compare
     from block_recurrent.analysis.report import ReportData, write_report
     from block_recurrent.data import Corpus
-    from block_recurrent.evaluate.progress import shown_progress
+    from block_recurrent.io.progress import shown_progress
 
     corpus = Corpus(args.data)
     loaded_a = load(args.a, args)
@@ -159,7 +159,7 @@ def inspect_document(loaded: LoadedRun, name: str, text: Any) -> tuple[Any, dict
     from block_recurrent.analysis.ablation import ablate
     from block_recurrent.analysis.inspector import inspect
     from block_recurrent.analysis.memory_report import inspection_numbers, inspection_page_data
-    from block_recurrent.evaluate.progress import shown_progress
+    from block_recurrent.io.progress import shown_progress
 
     tokens = text.tokens[:INSPECTED_TOKENS]
     with shown_progress("looking into the memory") as progress:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.errors import DataError
+from block_recurrent.io.output import check_folders, write_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    for path in (args.json, args.out):
-        if path and not path.parent.is_dir():
-            raise DataError(f"can't write '{path}': there is no folder '{path.parent}'")
+    check_folders(args.json, args.out)
     if args.out and args.out.suffix.lower() != ".html":
         raise DataError(f"--out '{args.out}': its name must end in .html")
     if args.tokens < 1:
@@ -45,11 +43,11 @@ def run(args: argparse.Namespace) -> int:
         inspection_page_data,
         write_inspection_page,
     )
-    from block_recurrent.analysis.page_file import finite, write_whole
+    from block_recurrent.analysis.page_file import finite
     from block_recurrent.analysis.token_text import TokenText
     from block_recurrent.cli.eval import load
-    from block_recurrent.evaluate.progress import shown_progress
     from block_recurrent.evaluate.state_edits import check_recurrent
+    from block_recurrent.io.progress import shown_progress
 
     loaded = load(args.run, args)
     check_recurrent(loaded.model.config)
@@ -63,8 +61,7 @@ def run(args: argparse.Namespace) -> int:
         taken = [] if args.no_ablation else ablate(loaded.model, tokens, inspection, progress)
     print(describe_inspection(inspection, taken, text))
     if args.json:
-        numbers = finite(inspection_numbers(inspection, taken))
-        write_whole(args.json, json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
+        write_json(args.json, finite(inspection_numbers(inspection, taken)))
     if args.out:
         subtitle = f"run {Path(args.run).name}, step {loaded.checkpoint.step}; {inspection.tokens:,} tokens"
         write_inspection_page(args.out, subtitle, inspection_page_data(inspection, taken, text))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from block_recurrent.cli.output import write_text
 from block_recurrent.errors import ConfigError, DataError
+from block_recurrent.io.output import write_json
 from block_recurrent.presets import SIZES, SYSTEMS
 
 STOPPED = 130
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if found is None:
         print("stopped; the same command goes on", file=sys.stderr)
         return STOPPED
-    write_text(args.out / "recall.json", json.dumps(found, indent=1) + "\n")
+    write_json(args.out / "recall.json", found)
     print(describe_recall(found))
     written = ["recall.json", "recall.html"]
     write_chart(args.out / "recall.html", recall_chart(found))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from block_recurrent.evaluate.scoring import DEFAULT_LANES, score
 from block_recurrent.evaluate.state_edits import StateEdit
+from block_recurrent.io.progress import Progress
 from block_recurrent.model.language_model import BlockRecurrentLM
 
 Floats = NDArray[np.float64]
@@ -79,11 +80,9 @@ class Band:
     label: str
     low: int
     high: int | None
-    unigram: float
-    """Bits per token."""
+    unigram: float  # bits per token
     bigram: float
-    unigram_hits: float
-    """Share of all tokens that the cache has a count of."""
+    unigram_hits: float  # share of all tokens that the cache has a count of
     bigram_hits: float
 
 
@@ -160,20 +159,16 @@ def measure_headroom(
     lanes: int = DEFAULT_LANES,
     chunk: int | None = None,
     edit: StateEdit | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Headroom:
     """Score documents (arrays of tokens, without marks) and measure what a cache would still save."""
     headroom = Headroom(model.config.window, model.config.window * model.config.num_layers)
-    done, whole = 0, sum(map(len, documents))
-    unfinished: dict[int, list[NDArray[np.float32]]] = {}
-    for piece in score(model, documents, lanes, chunk, edit):
-        unfinished.setdefault(piece.document, []).append(piece.nats)
+    unfinished: dict[int, list[Floats]] = {}
+    for piece in score(model, documents, lanes, chunk, edit, progress):
+        unfinished.setdefault(piece.document, []).append(piece.bits)
         tokens = documents[piece.document]
         if piece.start + len(piece.nats) == len(tokens):
-            headroom.add(tokens, np.concatenate(unfinished.pop(piece.document)) / math.log(2))
-        done += len(piece.nats)
-        if progress:
-            progress(done, whole)
+            headroom.add(tokens, np.concatenate(unfinished.pop(piece.document)))
     return headroom
 
 

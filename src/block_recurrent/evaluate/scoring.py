@@ -9,6 +9,7 @@ number of lanes nor on where calls end (SPEC section 10), and what is held does 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +21,7 @@ from block_recurrent.config import ModelConfig
 from block_recurrent.errors import ConfigError
 from block_recurrent.evaluate.state_edits import LanePosition, StateEdit
 from block_recurrent.inference.engine import Engine, Scored
+from block_recurrent.io.progress import Progress
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 
@@ -32,9 +34,12 @@ class Piece(NamedTuple):
     """Losses of consecutive tokens of a document; the pieces of one document come in order."""
 
     document: int
-    start: int
-    """Index of its first token in the document."""
+    start: int  # index of its first token in the document
     nats: NDArray[np.float32]
+
+    @property
+    def bits(self) -> NDArray[np.float64]:
+        return self.nats.astype(np.float64) / math.log(2)
 
 
 class Scorer(Protocol):
@@ -53,8 +58,10 @@ def score(
     lanes: int = DEFAULT_LANES,
     chunk: int | None = None,
     edit: StateEdit | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Piece]:
     """Score documents (arrays of tokens, without marks). chunk: tokens of a call per lane; None: whole segments."""
+    done, whole = 0, sum(map(len, documents))
     scorer: Scorer = Engine(model) if isinstance(model, BlockRecurrentLM) else model
     config = scorer.config
     if chunk is None:
@@ -74,6 +81,9 @@ def score(
         scored = scorer.score(call.tokens, call.targets, memory)
         for place, nats in zip(reading.places, scored.nats, strict=True):
             yield Piece(place.document, place.position, nats)
+            done += len(nats)
+            if progress:
+                progress(done, whole)
         reading.advance([len(nats) for nats in scored.nats], scored.memory)
 
 
@@ -126,3 +136,13 @@ class _Reading:
         self.places = [place for place in moved if place is not None]
         if open_lanes:
             self.memory = memory if len(open_lanes) == len(moved) else memory.select(open_lanes)
+
+
+def bits_of(
+    model: BlockRecurrentLM | Scorer, documents: Sequence[NDArray[Any]], **options: Any
+) -> list[NDArray[np.float32]]:
+    """The bits of every token, by document; options as in `score`."""
+    bits = [np.empty(len(document), np.float32) for document in documents]
+    for piece in score(model, documents, **options):
+        bits[piece.document][piece.start : piece.start + len(piece.nats)] = piece.bits
+    return bits

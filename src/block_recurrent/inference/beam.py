@@ -25,10 +25,8 @@ class Beam:
 
     tokens: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
-    score: float = 0.0
-    """Sum of log-probabilities, penalties included."""
-    lane: int = 0
-    """Of the memory before its last token."""
+    score: float = 0.0  # sum of log-probabilities, penalties included
+    lane: int = 0  # of the memory before its last token
 
 
 @dataclass(frozen=True)
@@ -36,11 +34,9 @@ class Finished:
     """A text that came to its end."""
 
     beam: Beam
-    score: float
-    """Divided by length."""
+    score: float  # divided by length
     ended: str
-    memory: DocumentMemory
-    """Of all its tokens but the last."""
+    memory: DocumentMemory  # of all its tokens but the last
 
 
 def search(session: Session, max_tokens: int, sampling: Sampling) -> list[Written]:

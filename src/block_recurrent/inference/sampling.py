@@ -25,26 +25,17 @@ REMEMBERED_TOKENS = 512
 class Sampling:
     """One way to write. The default draws from the model's own distribution."""
 
-    temperature: float = 1.0
-    """Divides the logits; 0 takes the most likely token (greedy)."""
-    top_k: int = 0
-    """Only the k most likely tokens; 0 is all."""
-    top_p: float = 1.0
-    """Only the fewest most likely tokens whose probabilities sum up to at least this."""
-    min_p: float = 0.0
-    """Only tokens at least this times as likely as the most likely one."""
+    temperature: float = 1.0  # divides the logits; 0 takes the most likely token (greedy)
+    top_k: int = 0  # only the k most likely tokens; 0 is all
+    top_p: float = 1.0  # only the fewest most likely tokens whose probabilities sum up to at least this
+    min_p: float = 0.0  # only tokens at least this times as likely as the most likely one
     repetition_penalty: float = 1.0
     """Makes the last tokens read or written (up to 512) less likely: divides logits above 0, multiplies those below."""
-    stop: tuple[str, ...] = ()
-    """Texts that end the writing; the one found is not part of what is given out."""
-    seed: int = 0
-    """Of the random numbers: same seed, same text."""
-    beams: int = 1
-    """More than 1: beam search instead of sampling."""
-    length_penalty: float = 1.0
-    """Of beam search: sums of log-probabilities are divided by length to this power."""
-    end_at_mark: bool = True
-    """Whether the document mark ends the writing; if not, it is never chosen."""
+    stop: tuple[str, ...] = ()  # texts that end the writing; the one found is not part of what is given out
+    seed: int = 0  # of the random numbers: same seed, same text
+    beams: int = 1  # more than 1: beam search instead of sampling
+    length_penalty: float = 1.0  # of beam search: sums of log-probabilities are divided by length to this power
+    end_at_mark: bool = True  # whether the document mark ends the writing; if not, it is never chosen
 
     def __post_init__(self) -> None:
         stop: Any = (self.stop,) if isinstance(self.stop, str) else self.stop

@@ -40,11 +40,9 @@ TEXT_AT_ONCE = 1 << 20
 class Scored:
     """How well a text was predicted."""
 
-    bits: float
-    """Sum of negative log2 probabilities of its tokens."""
+    bits: float  # sum of negative log2 probabilities of its tokens
     tokens: int
-    bytes: int
-    """Of the text as UTF-8."""
+    bytes: int  # of the text as UTF-8
 
 
 class Session:

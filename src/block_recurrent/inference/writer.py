@@ -20,10 +20,8 @@ class WrittenToken:
     """One token that was written; the last one may be the document mark, which is no part of the text."""
 
     token: int
-    log_prob: float
-    """Natural logarithm of its probability under the model itself, whatever the sampling options."""
-    text: str
-    """The text that is ready with it: whole characters, perhaps none yet."""
+    log_prob: float  # natural logarithm of its probability under the model itself, whatever the sampling options
+    text: str  # the text that is ready with it: whole characters, perhaps none yet
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,7 @@ class Written:
     text: str
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
-    ended: str | None
-    """Why: "mark" (the document ended), "stop" (a stop string), "length"; None if it was broken off."""
+    ended: str | None  # why: "mark" (the document ended), "stop" (a stop string), "length"; None if it was broken off
 
 
 class Writer:

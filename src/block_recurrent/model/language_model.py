@@ -31,14 +31,11 @@ from block_recurrent.ops import cross_entropy, dropout
 class Loss(NamedTuple):
     """What `BlockRecurrentLM.loss` returns."""
 
-    sum: Tensor
-    """Cross-entropy in nats, summed over the tokens that count; float32, with gradient."""
+    sum: Tensor  # cross-entropy in nats, summed over the tokens that count; float32, with gradient
     count: Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody misses
     """How many tokens that is; float32."""
-    memory: DocumentMemory
-    """The next memory."""
-    per_token: Tensor
-    """(B, N) nats of every token, counted or not; float32, no gradient."""
+    memory: DocumentMemory  # the next memory
+    per_token: Tensor  # (B, N) nats of every token, counted or not; float32, no gradient
 
 
 class BlockRecurrentLM(nn.Module):

@@ -59,14 +59,10 @@ class DocumentMemory:
     """The memory of B lanes. Make one with `empty` or `load`; a model's call returns the next."""
 
     layers: tuple[LayerMemory, ...]
-    tokens_read: Tensor
-    """(B,) int64, on the CPU: tokens of its document that each lane has read."""
-    config: ModelConfig
-    """The model's configuration; a memory fits models of the same shape."""
-    maker: weakref.ref[BlockRecurrentLM] | None = None
-    """The model that made it, where it is known."""
-    fingerprint: str | None = None
-    """Hash of that model's shape and weights, where the memory comes from a file."""
+    tokens_read: Tensor  # (B,) int64, on the CPU: tokens of its document that each lane has read
+    config: ModelConfig  # the model's configuration; a memory fits models of the same shape
+    maker: weakref.ref[BlockRecurrentLM] | None = None  # the model that made it, where it is known
+    fingerprint: str | None = None  # hash of that model's shape and weights, where the memory comes from a file
 
     @classmethod
     def empty(

@@ -31,27 +31,19 @@ Stages = list[tuple[int, int]]
 class RecallTraining:
     """How to train."""
 
-    steps: int = 2000
-    """At most so many updates."""
-    cooldown: int = 300
-    """Of these the last ones, over which the learning rate falls to nothing."""
+    steps: int = 2000  # at most so many updates
+    cooldown: int = 300  # of these the last ones, over which the learning rate falls to nothing
     tokens_per_step: int = 2048
     """Lanes are as many as give so many tokens: systems with other segments see as much text per update."""
     learning_rate: float = 3e-3
     gate_rate: float = 10.0
     """Times the learning rate, for the biases of gates: how long the state lasts is a matter of these few numbers."""
-    noise_share: float = 0.1
-    """Share of the noise that carries loss; all asked names do."""
-    gap: float = 20.0
-    """Tokens between questions, on average."""
-    say_again: float = 0.05
-    """Share of answers that are said, in half of the documents."""
-    first: int = 0
-    """Documents of the first stage are so long; 0: four windows, or one segment if that is longer."""
-    longest: int = 2048
-    """Documents of the last stage are so long."""
-    mastered: float = 0.5
-    """Bits of an asked name under which the documents become twice as long."""
+    noise_share: float = 0.1  # share of the noise that carries loss; all asked names do
+    gap: float = 20.0  # tokens between questions, on average
+    say_again: float = 0.05  # share of answers that are said, in half of the documents
+    first: int = 0  # documents of the first stage are so long; 0: four windows, or one segment if that is longer
+    longest: int = 2048  # documents of the last stage are so long
+    mastered: float = 0.5  # bits of an asked name under which the documents become twice as long
     seed: int = 0
 
     def run_config(self, system: str, size: str, model: ModelConfig, data: str) -> RunConfig:

@@ -29,8 +29,7 @@ LATE_SHARE = 0.3
 class AskedName(NamedTuple):
     """A place of a text where a name is asked for that was said before."""
 
-    token: int
-    """The number of the name's token, from 0."""
+    token: int  # the number of the name's token, from 0
     distance: int
 
 
@@ -39,10 +38,8 @@ class Lesson(NamedTuple):
 
     tokens: NDArray[np.int64]
     targets: NDArray[np.int64]
-    mask: NDArray[np.bool_]
-    """What carries loss: the name, where it is the target, and some of the noise."""
-    distance: NDArray[np.int64]
-    """Of these targets; 0: the name was not said before."""
+    mask: NDArray[np.bool_]  # what carries loss: the name, where it is the target, and some of the noise
+    distance: NDArray[np.int64]  # of these targets; 0: the name was not said before
 
 
 @dataclass(frozen=True)

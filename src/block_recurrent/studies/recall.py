@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from block_recurrent.checkpoint import load_run
 from block_recurrent.config import ModelConfig
 from block_recurrent.data import Corpus, load_tokenizer
 from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
 from block_recurrent.errors import ConfigError
-from block_recurrent.evaluate.scoring import score
+from block_recurrent.evaluate.scoring import bits_of
 from block_recurrent.evaluate.state_edits import StateEdit, clear_every
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.nn.gates import FixedGate
@@ -38,17 +36,13 @@ class RecallSettings:
     """The whole study."""
 
     system: str = "rec-fixed-skip"
-    against: str | None = "slide-plus"
-    """A system to hold it against, taught exactly the same; None: none."""
+    against: str | None = "slide-plus"  # A system to hold it against, taught exactly the same; None: none
     size: str = "micro"
     names: int = 16
-    documents: int = 64
-    """To measure on."""
-    longest_asked: int = 2048
-    """The longest distance that is measured."""
+    documents: int = 64  # to measure on
+    longest_asked: int = 2048  # the longest distance that is measured
     training: RecallTraining = field(default_factory=RecallTraining)
-    model: dict[str, Any] = field(default_factory=dict)
-    """Further fields of the models' configurations."""
+    model: dict[str, Any] = field(default_factory=dict)  # further fields of the models' configurations
 
     def config_of(self, system: str) -> ModelConfig:
         return preset(
@@ -61,8 +55,7 @@ class PlantedCorpus:
     """Documents to be measured on, prepared as every other text, and where they ask."""
 
     corpus: Corpus
-    asked: dict[str, list[AskedName]]
-    """By the document's name."""
+    asked: dict[str, list[AskedName]]  # by the document's name
 
 
 @dataclass(frozen=True)
@@ -73,12 +66,10 @@ class SystemRecall:
     parameters: int
     steps: int
     seconds: float
-    keep: float | None
-    """Mean of the fixed gates after training."""
+    keep: float | None  # mean of the fixed gates after training
     stages: Stages
     normal: list[float]
-    cleared: list[float] | None
-    """With the recurrent state set back at every segment; None: the system has none."""
+    cleared: list[float] | None  # with the recurrent state set back at every segment; None: the system has none
 
 
 def make_documents(task: PlantedNames, folder: Path, documents: int, longest: int, seed: int = 1) -> PlantedCorpus:
@@ -124,9 +115,7 @@ def measure(
     """Mean bits of an asked name in each bucket of distances."""
     corpus = planted.corpus
     documents = corpus.documents(SPLIT)
-    bits: list[NDArray[np.float64]] = [np.empty(document.tokens) for document in documents]
-    for piece in score(model, [corpus.tokens(SPLIT, i) for i in range(len(documents))], lanes=32, edit=edit):
-        bits[piece.document][piece.start : piece.start + len(piece.nats)] = piece.nats / math.log(2)
+    bits = bits_of(model, [corpus.tokens(SPLIT, i) for i in range(len(documents))], lanes=32, edit=edit)
     found: list[list[float]] = [[] for _ in buckets]
     for document, losses in zip(documents, bits, strict=True):
         for token, distance in planted.asked[document.name]:

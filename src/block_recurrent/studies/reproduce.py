@@ -21,9 +21,10 @@ import torch
 from block_recurrent import runtime as rt
 from block_recurrent.checkpoint import load_run
 from block_recurrent.data import Corpus
-from block_recurrent.errors import ConfigError, DataError
+from block_recurrent.errors import ConfigError
 from block_recurrent.evaluate.evaluation import evaluate_split
-from block_recurrent.evaluate.progress import shown_progress
+from block_recurrent.io.output import write_json
+from block_recurrent.io.progress import shown_progress
 from block_recurrent.run_config import RunConfig, merge, resolve
 from block_recurrent.studies.paper_tables import Row, rows_of
 from block_recurrent.train.loop import Trainer, train
@@ -44,14 +45,11 @@ class Study:
     size: str
     data: tuple[str, ...]
     out: Path
-    budget: float
-    """Minutes of training of slide-plus at this size."""
+    budget: float  # minutes of training of slide-plus at this size
     seeds: tuple[int, ...]
     split: str = "test"
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Sections of a configuration, laid over the recipe."""
-    systems: tuple[str, ...] = ()
-    """Only models of these systems; empty: all of the table."""
+    settings: dict[str, Any] = field(default_factory=dict)  # sections of a configuration, laid over the recipe
+    systems: tuple[str, ...] = ()  # only models of these systems; empty: all of the table
 
     def rows(self) -> list[Row]:
         rows = rows_of(self.table, self.size, [Corpus(folder).vocab_size for folder in self.data])
@@ -111,7 +109,7 @@ def _plan(study: Study, tell: Callable[[str], None]) -> int:
     seconds = _seconds_of_a_step(study)
     steps = max(10, round(study.budget * 60 / seconds))
     study.out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**asked, "seconds_of_a_step": round(seconds, 4), "steps": steps}, indent=1) + "\n")
+    write_json(path, {**asked, "seconds_of_a_step": round(seconds, 4), "steps": steps})
     tell(f"{seconds:.2f} s a step: {steps} steps for every run")
     return steps
 
@@ -151,10 +149,7 @@ def _measure(run: Path, data: str, split: str, out: Path) -> None:
         "cumulative": result["cumulative"],
         "torch": torch.__version__,
     }
-    try:
-        out.write_text(json.dumps(numbers, indent=1) + "\n")
-    except OSError as error:
-        raise DataError(f"can't write '{out}': {error.strerror or error}") from None
+    write_json(out, numbers)
 
 
 def summary(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

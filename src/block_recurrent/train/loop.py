@@ -41,8 +41,7 @@ class Task:
 
     stream: SegmentStream
     tokenizer: Tokenizer
-    fingerprint: str
-    """Of all that decides which documents come: a run goes on with the same only."""
+    fingerprint: str  # of all that decides which documents come: a run goes on with the same only
     evaluate: Evaluate | None = None
 
 

@@ -121,10 +121,8 @@ class _Factored(NamedTuple):
     grad: Tensor
     v_row: Tensor
     v_col: Tensor
-    d_col: int
-    """The second largest dimension: v_col is a mean over it."""
-    d_row: int
-    """The largest dimension: v_row is a mean over it."""
+    d_col: int  # the second largest dimension: v_col is a mean over it
+    d_row: int  # the largest dimension: v_row is a mean over it
 
 
 def _by_factored_rms(

@@ -51,10 +51,8 @@ class Counters:
 
     step: int = 0
     tokens_seen: int = 0
-    best_bits: float | None = None
-    """Lowest bits per token on validation so far."""
-    cursor: dict[str, Any] = field(default_factory=dict)
-    """Where the data stream stands; empty at the beginning."""
+    best_bits: float | None = None  # lowest bits per token on validation so far
+    cursor: dict[str, Any] = field(default_factory=dict)  # where the data stream stands; empty at the beginning
 
 
 @dataclass
@@ -64,8 +62,7 @@ class TrainingState:
     runtime: Runtime
     model: BlockRecurrentLM
     optimizer: torch.optim.Optimizer
-    memories: list[DocumentMemory]
-    """One for each group of lanes (gradient accumulation), in the order of lanes."""
+    memories: list[DocumentMemory]  # one for each group of lanes (gradient accumulation), in the order of lanes
     counters: Counters = field(default_factory=Counters)
 
     def save(self, run: Path, validation_bits: float | None) -> Path:

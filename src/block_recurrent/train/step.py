@@ -27,15 +27,12 @@ from block_recurrent.train.schedule import learning_rate
 class Update(NamedTuple):
     """What one update tells, the same on every process."""
 
-    text_nats: float
-    """Over the tokens that measures count; the document mark is not one."""
+    text_nats: float  # over the tokens that measures count; the document mark is not one
     text_tokens: int
     learning_rate: float
     gradient_norm: float
-    stop: bool
-    """Whether any process was asked to stop."""
-    nats: NDArray[np.float32]
-    """(lanes, bptt * segment) the loss of each target of this process, whatever the mask."""
+    stop: bool  # whether any process was asked to stop
+    nats: NDArray[np.float32]  # (lanes, bptt * segment) the loss of each target of this process, whatever the mask
 
     @property
     def bits_per_token(self) -> float:
