@@ -16,6 +16,7 @@ from block_recurrent.run_config import RunConfig
 from block_recurrent.studies.curriculum import Curriculum, PlantedStream, RecallTraining, Stages
 from block_recurrent.studies.planted import ASK, NAMES, PlantedNames, distance_buckets
 from block_recurrent.studies.recall import SPLIT, TOKENIZER, make_documents, train_recall
+from block_recurrent.train.loop import Trainer
 from block_recurrent.train.report import read_metrics
 
 TASK = PlantedNames(window=16)
@@ -125,12 +126,15 @@ def test_a_baseline_is_taught_the_same_lessons(tmp_path: Path) -> None:
     assert rates[6:] == pytest.approx([rates[5] * 7 / 6 * (1 - n / 4) * (7 + n) / 7 for n in range(4)])
 
 
-def test_a_study_is_resumed(tmp_path: Path) -> None:
+def test_a_study_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped and gone on with, bit for bit."""
+    one_step = Trainer.one_step
     settings = RecallTraining(steps=12, cooldown=4, tokens_per_step=256)
     config = run_config(settings)
     train_recall(TASK, settings, config, tmp_path / "whole", None)
-    train_recall(TASK, settings, config.replace("train", steps=7), tmp_path / "parts", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "one_step", lambda self, *rest: one_step(self, *rest) or self.counters.step == 7)
+        assert train_recall(TASK, settings, config, tmp_path / "parts", None) is None
     assert train_recall(TASK, settings, config, tmp_path / "parts", None) == [(1, 64), (9, 0)]
     ours, expected = (load_run(tmp_path / name).model.state_dict() for name in ("parts", "whole"))
     assert all(torch.equal(ours[name], x) for name, x in expected.items())
