@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from block_recurrent.cli.compare import inspect_document
 from block_recurrent.errors import DataError
 from block_recurrent.io.output import check_folders, write_json
 
@@ -35,8 +36,6 @@ def run(args: argparse.Namespace) -> int:
         raise DataError(f"--out '{args.out}': its name must end in .html")
     if args.tokens < 1:
         raise DataError(f"--tokens is {args.tokens}: it must be at least 1")
-    from block_recurrent.analysis.ablation import ablate
-    from block_recurrent.analysis.inspector import inspect
     from block_recurrent.analysis.memory_report import (
         describe_inspection,
         inspection_numbers,
@@ -47,7 +46,6 @@ def run(args: argparse.Namespace) -> int:
     from block_recurrent.analysis.token_text import TokenText
     from block_recurrent.cli.eval import load
     from block_recurrent.evaluate.state_edits import check_recurrent
-    from block_recurrent.io.progress import shown_progress
 
     loaded = load(args.run, args)
     check_recurrent(loaded.model.config)
@@ -55,10 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if not len(tokens):
         raise DataError(f"'{args.text}' is empty: there is nothing to read")
     text = TokenText(tokens, loaded.tokenizer)
-    with shown_progress("reading") as progress:
-        inspection = inspect(loaded.model, tokens, args.text, progress)
-    with shown_progress("taking state vectors away") as progress:
-        taken = [] if args.no_ablation else ablate(loaded.model, tokens, inspection, progress)
+    inspection, taken = inspect_document(loaded, args.text, tokens, not args.no_ablation)
     print(describe_inspection(inspection, taken, text))
     if args.json:
         write_json(args.json, finite(inspection_numbers(inspection, taken)))

@@ -5,36 +5,8 @@ tokenizers/     text to tokens and back
 corpus/         prepared folders: documents as tokens on disk
 streams/        lanes of segments that feed training and evaluation
 
-No torch here: everything is numpy. What other rooms use:
-
-    tokenizer = load_tokenizer("bytes" or "vocabulary.model")
-        .size                       pieces of its own; .vocab_size == size + 1, for the document mark
-        .eos_token_id               the document mark, == size
-        .encode(text)               -> int32 array (no mark)
-        .decode(tokens)             -> str; the document mark decodes to nothing
-        .decode_bytes(tokens)       -> bytes, for measures per byte and for text that arrives piece by piece
-        .sha256, .model             hash and bytes of the vocabulary file (None for bytes)
-
-    corpus = Corpus(folder)         a folder made by `brt data prepare`; checks sizes and index, raises FileFormatError
-        .tokenizer, .eos_token_id, .vocab_size
-        .documents(split)           -> list of DocumentInfo(name, split, offset, tokens, bytes, words, characters, lost,
-                                       unknown, sha256, ...); split is train, validation or test
-        .tokens(split, index)       -> read-only memory-mapped array of one document's tokens, no mark
-        .lengths(split)             -> int64 array, tokens of each document
-        .find(name)                 -> (split, index)
-        .text(name)                 -> str, decoded
-        .fingerprint                -> str, changes when any document or the tokenizer changes
-
-    corpus = prepare(PrepareSettings(("books/",)), tokenizer, folder)      makes such a folder
-
-    stream = LaneStream(corpus, split, lanes, segment, seed=0, rank=0, world=1, *, one_pass=False, prefetch=2)
-        an iterator of Segment (tokens, targets, mask, starts); endless, or one pass over the split for evaluation
-        .state_dict()               where it is after the last segment it gave (not after those prefetched)
-        .load_state_dict(state)     exact continuation, also with another rank and world of the same total of lanes
-    SegmentStream                   its base class, for streams of your own
-
-A document of n tokens is read as [mark, t_1 .. t_n] with targets [t_1 .. t_n, mark]: n + 1 positions. Padding has the
-mark as token and target and mask False, so `targets != eos_token_id` selects exactly the tokens that measures count.
+No torch here: everything is numpy. docs/data.md shows what other rooms use: `load_tokenizer`, `prepare`, `Corpus`,
+`LaneStream` and its base class `SegmentStream`.
 """
 
 from __future__ import annotations

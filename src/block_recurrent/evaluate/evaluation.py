@@ -15,7 +15,7 @@ from block_recurrent.evaluate.cumulative import CumulativeCurve, Curve
 from block_recurrent.evaluate.measures import DEFINITIONS, Score, bootstrap, published_words, score_of, total
 from block_recurrent.evaluate.scoring import DEFAULT_LANES, score
 from block_recurrent.evaluate.state_edits import StateEdit
-from block_recurrent.evaluate.token_losses import token_losses
+from block_recurrent.evaluate.token_losses import TokenLosses
 from block_recurrent.inference.engine import Engine
 from block_recurrent.io.progress import Progress
 from block_recurrent.model.language_model import BlockRecurrentLM
@@ -83,12 +83,15 @@ def evaluate_split(
     bits = np.zeros(len(texts))
     curve = CumulativeCurve(np.array([len(text) for text in texts], np.int64))
     began = time.perf_counter()
-    with token_losses(settings.per_token, [info.name for info in infos], texts) as losses:
-        for piece in score(model, texts, settings.lanes, settings.chunk, settings.edit, progress):
-            bits[piece.document] += piece.bits.sum()
-            curve.add(piece.document, piece.start, piece.bits)
-            if losses is not None:
-                losses.add(piece.document, piece.start, piece.bits)
+    path = settings.per_token
+    losses = TokenLosses(path, [info.name for info in infos], texts) if path else None
+    for piece in score(model, texts, settings.lanes, settings.chunk, settings.edit, progress):
+        bits[piece.document] += piece.bits.sum()
+        curve.add(piece.document, piece.start, piece.bits)
+        if losses:
+            losses.add(piece.document, piece.start, piece.bits)
+    if losses:
+        losses.write()
     seconds = time.perf_counter() - began
     scores = tuple(score_of(info, float(b)) for info, b in zip(infos, bits, strict=True))
     return Evaluation(

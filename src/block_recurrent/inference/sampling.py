@@ -17,6 +17,7 @@ from torch import Tensor
 
 from block_recurrent.errors import ConfigError, InputError, did_you_mean
 
+ABOVE_0, MOST_WHOLE = math.ulp(0.0), 2**63 - 1
 REMEMBERED_TOKENS = 512
 """How far back the repetition penalty looks: a session of any length keeps this many of its last tokens."""
 
@@ -42,14 +43,21 @@ class Sampling:
         if not isinstance(stop, (list, tuple)) or not all(isinstance(text, str) and text for text in stop):
             raise ConfigError(f"stop is {self.stop!r}: it must be a text that is not empty, or a list of such texts")
         object.__setattr__(self, "stop", tuple(stop))
-        _check_number(self, "temperature", 0, math.inf, "a number of at least 0, where 0 is greedy")
-        _check_number(self, "top_p", 0, 1, "a number above 0 and up to 1", open_below=True)
-        _check_number(self, "min_p", 0, 1, "a number from 0 to 1")
-        _check_number(self, "repetition_penalty", 0, math.inf, "a number above 0, where 1 is none", open_below=True)
-        _check_number(self, "length_penalty", -math.inf, math.inf, "a number")
-        _check_whole(self, "top_k", 0, "where 0 is all tokens")
-        _check_whole(self, "seed", 0, "below 2^63")
-        _check_whole(self, "beams", 1, "where 1 is no beam search")
+        infinity = math.inf
+        for name, low, high, rule in (
+            ("temperature", 0, infinity, "a number of at least 0, where 0 is greedy"),
+            ("top_p", ABOVE_0, 1, "a number above 0 and up to 1"),
+            ("min_p", 0, 1, "a number from 0 to 1"),
+            ("repetition_penalty", ABOVE_0, infinity, "a number above 0, where 1 is none"),
+            ("length_penalty", -infinity, infinity, "a number"),
+            ("top_k", 0, MOST_WHOLE, "a whole number of at least 0, where 0 is all tokens"),
+            ("seed", 0, MOST_WHOLE, "a whole number of at least 0, below 2^63"),
+            ("beams", 1, MOST_WHOLE, "a whole number of at least 1, where 1 is no beam search"),
+        ):
+            value, kinds = getattr(self, name), (int,) if high == MOST_WHOLE else (int, float)
+            is_number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+            if not is_number or not low <= value <= high:
+                raise ConfigError(f"{name} is {value!r}: it must be {rule}")
         if not isinstance(self.end_at_mark, bool):
             raise ConfigError(f"end_at_mark is {self.end_at_mark!r}: it must be true or false")
         if self.beams > 1 and (self.temperature not in (0, 1) or self.top_k or self.top_p < 1 or self.min_p):
@@ -137,16 +145,3 @@ def check_max_tokens(max_tokens: Any) -> None:
     """How many tokens to write is a whole number of at least 1."""
     if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
         raise ConfigError(f"max_tokens is {max_tokens!r}: it must be a whole number of at least 1")
-
-
-def _check_number(sampling: Sampling, name: str, low: float, high: float, rule: str, open_below: bool = False) -> None:
-    value = getattr(sampling, name)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not low <= value <= high or (open_below and value == low):
-        raise ConfigError(f"{name} is {value!r}: it must be {rule}")
-
-
-def _check_whole(sampling: Sampling, name: str, low: int, meaning: str) -> None:
-    value = getattr(sampling, name)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 2**63:
-        raise ConfigError(f"{name} is {value!r}: it must be a whole number of at least {low}, {meaning}")

@@ -163,18 +163,15 @@ def summary(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     step = _mean(reference, "seconds_of_a_step")
     rows = []
     for label, runs in by_label.items():
-        deviation = statistics.stdev(run["bits_per_token"] for run in runs) if len(runs) > 1 else None
-        gain = _mean(runs, "state_gain") if all(run["state_gain"] is not None for run in runs) else None
+        deviation = f"{statistics.stdev(run['bits_per_token'] for run in runs):.4f}" if len(runs) > 1 else ""
+        gains = [run["state_gain"] for run in runs]
+        perplexity = math.exp(statistics.fmean(math.log(run["word_perplexity"]) for run in runs))
         rows.append(
             [
-                label,
-                str(len(runs)),
-                f"{_mean(runs, 'bits_per_token'):.4f}",
-                "" if deviation is None else f"{deviation:.4f}",
-                f"{_mean(runs, 'bits_per_byte'):.4f}",
-                f"{math.exp(statistics.fmean(math.log(run['word_perplexity']) for run in runs)):.2f}",
+                *(label, str(len(runs)), f"{_mean(runs, 'bits_per_token'):.4f}", deviation),
+                *(f"{_mean(runs, 'bits_per_byte'):.4f}", f"{perplexity:.2f}"),
                 f"{_mean(runs, 'seconds_of_a_step') / step:.3f}",
-                "" if gain is None else f"{gain:.4f}",
+                "" if None in gains else f"{statistics.fmean(gains):.4f}",
                 "" if runs[0]["paper"] is None else str(runs[0]["paper"]),
             ]
         )

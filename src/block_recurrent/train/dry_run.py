@@ -10,6 +10,7 @@ from torch import Tensor
 
 from block_recurrent import runtime as rt
 from block_recurrent.accounting import cost_of
+from block_recurrent.io.output import print_table
 from block_recurrent.run_config import RunConfig
 from block_recurrent.train.loop import Trainer
 
@@ -22,8 +23,8 @@ def dry_run(config: RunConfig) -> None:
         trainer = Trainer(config, runtime)
         if runtime.is_main:
             print(trainer.config.to_toml())
-            _print_table("parameters", parameter_groups(trainer), "{:>15,}")
-            _print_table("estimated memory of one process", estimated_memory(trainer), "{:>12,.1f} MiB", 2**20)
+            _print_table("parameters", parameter_groups(trainer), "{:,}")
+            _print_table("estimated memory of one process", estimated_memory(trainer), "{:,.1f} MiB", 2**20)
         with trainer.stream:
             began = time.perf_counter()
             update = trainer.update(1, trainer.next_segments())
@@ -93,8 +94,9 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _print_table(title: str, rows: dict[str, int] | dict[str, float], form: str, unit: float = 1) -> None:
-    print(f"{title}:")
-    for name, value in [*rows.items(), ("all", sum(rows.values()))]:
-        print(f"  {name:22}{form.format(value / unit if unit != 1 else value)}")
+def _print_table(title: str, rows: dict[str, int] | dict[str, float], form: str, unit: int = 1) -> None:
+    shown = [(name, form.format(value / unit if unit > 1 else value)) for name, value in rows.items()]
+    print_table(
+        [title, ""], [*shown, ("all", form.format(sum(rows.values()) / unit if unit > 1 else sum(rows.values())))]
+    )
     print()
