@@ -331,6 +331,15 @@ def test_the_command(
     assert (tmp_path / "weights.safetensors").is_file()
 
 
+def test_generating_never_has_dropout(loaded: Callable) -> None:
+    model, tokenizer = loaded("rec-fixed-skip")
+    inputs = tokenizer(["Call me Ishmael. " * 9], return_tensors="pt")
+    expected = model.generate(**inputs, max_new_tokens=8, **GREEDY)
+    model.train()
+    assert torch.equal(model.generate(**inputs, max_new_tokens=8, **GREEDY), expected)
+    assert model.model.training, "the mode is the user's own"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_long_book_is_continued_as_a_session_continues_it(system: str, loaded: Callable) -> None:

@@ -60,7 +60,7 @@ def ablate(
     inspection: Inspection,
     progress: Progress | None = None,
 ) -> list[Ablation]:
-    """The loss without the 1, 2, 4, ... most read, and least read, vectors of each recurrent layer."""
+    """The loss without the 1, 4, 16, ... most read, and least read, vectors of each recurrent layer."""
     variants: list[tuple[int, NDArray[np.int64]] | None] = [None]
     counts = ablation_counts(model.config.num_states)
     for layer in inspection.layers:

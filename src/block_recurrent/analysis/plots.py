@@ -49,8 +49,13 @@ class LineChart:
 
     def page_data(self) -> dict[str, Any]:
         spec = {
-            "title": self.title, "note": self.note, "xLabel": self.x_label, "yLabel": self.y_label,
-            "xLog": self.x_log, "yFrom": self.y_from, "counts": self.counts and vars(self.counts),
+            "title": self.title,
+            "note": self.note,
+            "xLabel": self.x_label,
+            "yLabel": self.y_label,
+            "xLog": self.x_log,
+            "yFrom": self.y_from,
+            "counts": self.counts and vars(self.counts),
             "series": [vars(s) for s in self.series],
             "lines": [{"y": y, "label": label} for y, label in self.lines],
         }

@@ -23,14 +23,14 @@ from block_recurrent.model.language_model import BlockRecurrentLM
 
 @dataclass(frozen=True)
 class EvalSettings:
-    """How to score; none of it changes a number."""
+    """How to score, and what. Lanes and chunk change no number."""
 
     lanes: int = DEFAULT_LANES
     chunk: int | None = None  # tokens of a call per lane; None: whole segments, as many as suit
-    per_token: Path | None = None  # A file for the loss of every token
+    per_token: Path | None = None  # a file for the loss of every token
     words: str = "auto"  # auto, counted or pg19: see `published_words`
     names: tuple[str, ...] = ()  # documents to score; none named: the whole split
-    edit: StateEdit | None = None  # an experiment on the recurrent state; this one does change numbers
+    edit: StateEdit | None = None  # an experiment on the recurrent state
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ with marks can do no harm, and a row that has ended and is fed marks disturbs no
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -26,6 +27,10 @@ TOKENS_AT_ONCE = 2048
 """Tokens of one call of the model, or one segment if that is more: a prompt of any length needs bounded memory."""
 
 
+_GENERATING: ContextVar[tuple[Any, Engine] | None] = ContextVar("generating", default=None)
+"""The model that generates in this thread, and the engine that does it: other threads may use the model meanwhile."""
+
+
 class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
     """`BlockRecurrentLM` with transformers' interface. `past_key_values` is a `BlockRecurrentCache`."""
 
@@ -38,7 +43,6 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: BlockRecurrentConfig) -> None:
         super().__init__(config)
         self.model = BlockRecurrentLM(config.model_config())
-        self._engine: Engine | None = None
         self.post_init()
 
     def forward(
@@ -103,11 +107,17 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
             )
             if isinstance(memory, DocumentMemory):
                 kwargs["past_key_values"] = BlockRecurrentCache(memory)
-        self._engine = Engine(self.model)  # with the weights of this moment: they may be trained between two calls
+        # With the weights of this moment: they may be trained between two calls. Never with dropout.
+        token = _GENERATING.set((self, Engine(self.model)))
         try:
             return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
         finally:
-            self._engine = None
+            _GENERATING.reset(token)
+
+    @property
+    def _engine(self) -> Engine | None:
+        generating = _GENERATING.get()
+        return generating[1] if generating and generating[0] is self else None
 
     def _read(
         self, rows: Rows, input_ids: Tensor, memory: DocumentMemory | None, keep: int
@@ -122,12 +132,14 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
             rows = rows.from_last_mark(self.model.config.eos_token_id)
         kept_from = width - keep if keep else 0
         hidden = self.model.embedding.weight.new_zeros(lanes, width - kept_from, self.config.d_model)
-        config = self.model.config
+        config, engine = self.model.config, self._engine
+        model = self.model if engine is None else engine.snapshot.model
         size = max(config.segment, TOKENS_AT_ONCE // config.window * config.window)
         for start, end, starts in rows.calls(self.model.config.eos_token_id, size):
             counts = [min(max(length - start, 0), end - start) for length in rows.lengths]
             lengths = None if min(counts) == end - start else torch.tensor(counts)
-            x, memory = self.model.hidden(rows.tokens[:, start:end], memory, starts, lengths)
+            x, memory = model.hidden(rows.tokens[:, start:end], memory, starts, lengths)
+            memory = memory if engine is None else engine.snapshot.signed(memory)
             if x.shape == hidden.shape and not any(rows.first) and lengths is None:
                 return x, memory  # the common case: one call, nothing to put in place
             for lane, count in enumerate(counts):

@@ -101,7 +101,7 @@ class Updater:
             torch._foreach_mul_([p.grad for p in self.params if p.grad is not None], self.config.train.clip / norm)
         set_rate(self.optimizer, rate)
         for p in self.params:
-            if p.grad is None:  # not used in this step: an initial state while no document starts
+            if p.grad is None:  # with a single block, the next state feeds nothing but the memory
                 p.grad = torch.zeros_like(p)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
