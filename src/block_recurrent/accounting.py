@@ -8,8 +8,7 @@ from block_recurrent.config import ModelConfig
 
 BACKWARD_AND_FORWARD = 3
 """A training step costs three forward passes: the backward pass has two products for each one of the forward pass."""
-BYTES = 4
-"""Of a float32 number."""
+BYTES = 4  # of a float32 number
 
 
 @dataclass(frozen=True)

@@ -124,22 +124,15 @@ def compare(
     texts = [corpus.tokens(split, index) for index in chosen]
     infos = [corpus.documents(split)[index] for index in chosen]
     (bits_a, curve_a), (bits_b, curve_b) = (_losses(reading, texts, lanes, chunk, progress) for reading in (a, b))
-    documents = tuple(
-        DocumentPair(
-            info.name,
-            TokenText(text, corpus.tokenizer),
-            mine,
-            theirs,
-            score_of(info, float(mine.sum(dtype=np.float64))),
-            score_of(info, float(theirs.sum(dtype=np.float64))),
-        )
-        for info, text, mine, theirs in zip(infos, texts, bits_a, bits_b, strict=True)
-    )
+    documents = []
+    for info, text, *both in zip(infos, texts, bits_a, bits_b, strict=True):
+        scores = [score_of(info, float(bits.sum(dtype=np.float64))) for bits in both]
+        documents.append(DocumentPair(info.name, TokenText(text, corpus.tokenizer), *both, *scores))
     window, segment = a.model.config.window, a.model.config.segment
     top_a, top_b = (find_top(documents, top, sign, window, segment) for sign in (1, -1))
     reach = window * a.model.config.num_layers
     headroom = tuple(headroom_of(texts, bits, window, reach) for bits in (bits_a, bits_b))
-    return Comparison(a.label, b.label, window, segment, documents, curve_a, curve_b, top_a, top_b, headroom)
+    return Comparison(a.label, b.label, window, segment, tuple(documents), curve_a, curve_b, top_a, top_b, headroom)
 
 
 def _losses(

@@ -13,8 +13,8 @@ from block_recurrent.analysis.packing import pack_shares, thin
 from block_recurrent.analysis.page_file import write_page
 from block_recurrent.analysis.token_text import TokenText
 
-MOST_COLUMNS = 800
-"""Of a heat map: more than a screen shows."""
+MAPS = ("read", "written")
+MOST_COLUMNS = 800  # of a heat map: more than a screen shows
 
 
 def inspection_numbers(inspection: Inspection, ablations: list[Ablation]) -> dict[str, Any]:
@@ -27,10 +27,8 @@ def inspection_numbers(inspection: Inspection, ablations: list[Ablation]) -> dic
             {
                 "layer": layer.layer,
                 "gates": {name: np.round(values, 6).tolist() for name, values in layer.gates.items()},
-                "state_norm": np.round(layer.state_norm, 6).tolist(),
-                "change": np.round(layer.change, 6).tolist(),
-                "read": np.round(layer.read.mean(0), 6).tolist() if len(layer.read) else [],
-                "written": np.round(layer.written.mean(0), 6).tolist() if len(layer.written) else [],
+                **{name: np.round(getattr(layer, name), 6).tolist() for name in ("state_norm", "change")},
+                **{name: np.round(x.mean(0), 6).tolist() if len(x := getattr(layer, name)) else [] for name in MAPS},
                 "most_read": layer.by_reading if len(layer.read) else [],
                 "most_changed_blocks": layer.most_changed,
                 "ablation": [vars(ablation) for ablation in ablations if ablation.layer == layer.layer],

@@ -19,6 +19,7 @@ from block_recurrent.analysis.page_file import finite, write_page
 from block_recurrent.analysis.token_text import DISTANCE_RULE, NAME_RULE, WORD_RULE
 from block_recurrent.evaluate.headroom import DEFINITIONS as HEADROOM_DEFINITIONS
 from block_recurrent.evaluate.measures import DEFINITIONS, MEASURES, Score, bootstrap
+from block_recurrent.evaluate.show import number
 from block_recurrent.io.output import write_json
 
 TOKENS_IN_PAGE = 2_000_000
@@ -161,8 +162,18 @@ def _cards(found: Comparison, numbers: dict[str, Any]) -> list[dict[str, str]]:
     beyond = numbers["where"]["top_a"]["beyond"] + numbers["where"]["top_a"]["segment"]
     count = max(1, len(found.top_a))
     return [
-        {"label": f"A: {found.label_a}", "value": f"{_number(found.total_a)}", "note": "bits per token", "tone": "a"},
-        {"label": f"B: {found.label_b}", "value": f"{_number(found.total_b)}", "note": "bits per token", "tone": "b"},
+        {
+            "label": f"A: {found.label_a}",
+            "value": number(found.total_a.bits_per_token),
+            "note": "bits per token",
+            "tone": "a",
+        },
+        {
+            "label": f"B: {found.label_b}",
+            "value": number(found.total_b.bits_per_token),
+            "note": "bits per token",
+            "tone": "b",
+        },
         {"label": "B − A, bits per token", "value": f"{difference['bits_per_token']:+.4f}", "note": within},
         {
             "label": "proper names in A's top",
@@ -180,10 +191,6 @@ def _cards(found: Comparison, numbers: dict[str, Any]) -> list[dict[str, str]]:
             "note": f"{len(found.documents)} document{'s' if len(found.documents) > 1 else ''}",
         },
     ]
-
-
-def _number(score: Score) -> str:
-    return "-" if score.bits_per_token is None else f"{score.bits_per_token:.4f}"
 
 
 def _page_documents(found: Comparison) -> list[dict[str, Any]]:

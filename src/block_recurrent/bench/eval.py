@@ -15,8 +15,7 @@ NOTE = (
     "documents, one per lane. training: forward, backward and Adafactor's update, with the preset's dropout and the "
     "memory carried. tokens/s: the median. ratio: the median over pairs of neighbours, scoring over training."
 )
-SEGMENTS = 4
-"""Of a turn, in each lane."""
+SEGMENTS = 4  # of a turn, in each lane
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

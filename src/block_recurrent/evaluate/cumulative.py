@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-EXACT_POSITIONS = 4096
-"""Up to here the curve has every position."""
-GRID_POSITIONS = 2048
-"""Beyond, so many positions: a curve of 200,000 points shows no more than this."""
+EXACT_POSITIONS = 4096  # up to here the curve has every position
+GRID_POSITIONS = 2048  # beyond, so many positions: a curve of 200,000 points shows no more than this
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,7 @@ PRIOR = np.concatenate([[0.5], np.full(15, 0.5 / 15)])
 COUNT_CLASS = np.array([int(count).bit_length() for count in range(33)])
 """Of a count up to 32: 0, 1, 2-3, 4-7, 8-15, 16-31, 32 and more."""
 CONTEXTS = 4 * (int(COUNT_CLASS[-1]) + 1)
-MOST_BITS = 100.0
-"""A token that costs the model more counts as this many: its inverse probability is a float32."""
+MOST_BITS = 100.0  # A token that costs the model more counts as this many: its inverse probability is a float32
 KINDS = ("unigram", "bigram")
 
 DEFINITIONS = {

@@ -21,8 +21,7 @@ from block_recurrent.model.cell import RecurrentCell
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 
-States = dict[int, Tensor]
-"""By layer (counted from 0), the state vectors (S, D) of one lane."""
+States = dict[int, Tensor]  # by layer (counted from 0), the state vectors (S, D) of one lane
 
 
 class LanePosition(NamedTuple):

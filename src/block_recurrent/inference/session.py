@@ -32,8 +32,7 @@ from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 
 Tokens = Sequence[int] | np.ndarray | torch.Tensor
-TEXT_AT_ONCE = 1 << 20
-"""Characters or tokens that are worked on at once."""
+TEXT_AT_ONCE = 1 << 20  # characters or tokens that are worked on at once
 
 
 @dataclass(frozen=True)

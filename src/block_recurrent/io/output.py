@@ -38,8 +38,12 @@ def write_file(
     try:
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
+        raw = content.encode() if isinstance(content, str) else content
+        if path.exists() and not path.is_file():
+            path.write_bytes(raw)  # /dev/stdout, a pipe
+            return
         with atomic_file(path) as aside:
-            aside.write_bytes(content.encode() if isinstance(content, str) else content)
+            aside.write_bytes(raw)
     except OSError as problem:
         raise error(f"'{path}' can't be written: {problem.strerror or problem}") from None
 

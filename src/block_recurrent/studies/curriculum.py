@@ -13,14 +13,7 @@ from numpy.typing import NDArray
 from block_recurrent.config import ModelConfig
 from block_recurrent.data import Segment, SegmentStream
 from block_recurrent.data.streams.segments import Cursor
-from block_recurrent.run_config import (
-    DataConfig,
-    EvalConfig,
-    OptimizerConfig,
-    RunConfig,
-    ScheduleConfig,
-    TrainConfig,
-)
+from block_recurrent.run_config import DataConfig, EvalConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
 from block_recurrent.studies.planted import Lesson, PlantedNames
 
 Stages = list[tuple[int, int]]

@@ -22,8 +22,7 @@ NAMES = b"ABCDEFGHIJKLMNOPQRS"
 FILLER = b"tuvwxyz "
 ASK = ord("?")
 SPACE = ord(" ")
-LATE_SHARE = 0.3
-"""Of training documents: the name comes first after up to eight windows, instead of within one."""
+LATE_SHARE = 0.3  # of training documents: the name comes first after up to eight windows, instead of within one
 
 
 class AskedName(NamedTuple):
