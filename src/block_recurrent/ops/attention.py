@@ -6,12 +6,14 @@ All tensors are (B, H, positions, K). Queries come with the head's learned scale
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from block_recurrent.ops import registry
-from block_recurrent.ops.cpp.attention import cpp_attention
+from block_recurrent.ops.cpp.attention import cpp_attend, cpp_window_attention
 from block_recurrent.ops.dropout import dropout as drop
 from block_recurrent.ops.norm import at_least_float32
 from block_recurrent.ops.tiled import spread_over_tile, tiled_window_attention
@@ -29,9 +31,23 @@ def merge_heads(x: Tensor) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
     """Every query over every key: no mask, no bias. (B, H, positions, K)."""
-    chosen = registry.select("attend", q, weights=q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2])
+    return attend_each(q, [k], [v], dropout)
+
+
+def attend_each(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], dropout: float = 0.0) -> Tensor:
+    """q (B, H, T * n, K): the queries of T blocks, each over the keys and values of its own, (B, H, m, K). Like q."""
+    chosen = registry.select("attend", q, blocks=len(keys), queries=q.shape[2] // len(keys), keys=keys[0].shape[2])
     if chosen == "cpp":
-        return cpp_attention(q, k, v, q.new_zeros(q.shape[1], k.shape[2]), dropout, slide=False)
+        return cpp_attend(q, keys, values, dropout)
+    if len(keys) == 1:
+        return _attend(q, keys[0], values[0], dropout, chosen)
+    # Blocks become lanes of their own.
+    k, v = (torch.stack(list(x), dim=1).flatten(0, 1) for x in (keys, values))
+    lanes = q.unflatten(2, (len(keys), -1)).transpose(1, 2).flatten(0, 1)
+    return _attend(lanes, k, v, dropout, chosen).unflatten(0, (-1, len(keys))).transpose(1, 2).flatten(2, 3)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, chosen: str) -> Tensor:
     if chosen == "sdpa":
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=1.0)
     weights = drop(at_least_float32(q @ k.transpose(-1, -2)).softmax(-1), dropout)
@@ -55,7 +71,7 @@ def window_attention(
     k, v = k[:, :, first:].to(q.dtype), v[:, :, first:].to(q.dtype)
     chosen = registry.select("window_attention", q, queries=num_queries)
     if chosen == "cpp":
-        return cpp_attention(q, k, v, bias, dropout, slide=True, fixed_keys=max(0, fixed_keys - first))
+        return cpp_window_attention(q, k, v, bias, dropout, max(0, fixed_keys - first))
     if chosen == "tiled":
         return tiled_window_attention(q, k, v, bias, dropout)
     return _window_attention(q, k, v, bias, dropout)
