@@ -370,7 +370,9 @@ def test_an_older_build_serves_where_the_newer_one_is_missing(monkeypatch):
     assert cpp.load("AVX512") is not None
 
 
-@pytest.mark.parametrize("name", ["window_attention", "attend", "norm", "unit_heads", "cross_entropy", "knn_search", "knn_attend"])
+@pytest.mark.parametrize(
+    "name", ["window_attention", "attend", "norm", "unit_heads", "cross_entropy", "knn_search", "knn_attend"]
+)
 def test_operators_are_registered_as_torch_wants_them(build, name):
     """Schema, fake implementation and gradient agree with what the kernel does."""
     q, k, v, bias, table = tensors((1, 2, 5, 16), (1, 2, 9, 16), (1, 2, 9, 16), (2, 4 + 64), (7, 16))

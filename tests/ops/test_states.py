@@ -43,7 +43,7 @@ def check(function, reference, given, tolerance=1e-5):
         )
 
 
-# B, H, blocks, queries of a block, keys of a block, K: nothing that divides anything, one and several blocks of 240 keys.
+# B, H, blocks, queries of a block, keys of a block, K: nothing that divides anything; also more than 240 keys.
 BLOCKS = [(1, 1, 1, 1, 1, 1), (2, 3, 4, 5, 7, 4), (3, 2, 5, 8, 8, 32), (2, 2, 3, 50, 33, 20), (1, 2, 2, 60, 500, 16)]
 
 
@@ -78,7 +78,13 @@ def test_dropout_of_blocks_is_the_same_in_both_passes(build):
 
 
 # B, S, D, H, K, W: more and fewer states than tokens, one lane and several.
-STEPS = [(1, 1, 16, 1, 16, 1), (3, 8, 48, 2, 16, 5), (2, 33, 32, 3, 32, 20), (2, 5, 16, 2, 48, 70), (1, 64, 128, 4, 32, 64)]
+STEPS = [
+    (1, 1, 16, 1, 16, 1),
+    (3, 8, 48, 2, 16, 5),
+    (2, 33, 32, 3, 32, 20),
+    (2, 5, 16, 2, 48, 70),
+    (1, 64, 128, 4, 32, 64),
+]
 
 
 def step_inputs(B, S, D, H, K, W):
@@ -177,12 +183,11 @@ def test_compiled_without_a_graph_break(system):
     """A layer with the kernels, forward and backward."""
     torch.manual_seed(0)
     model = BlockRecurrentLM(preset(system, "micro", vocab_size=50, head_dim=16)).eval()
-    memory, grid = model._enter(torch.zeros(2, 64, dtype=torch.int64), None, None, None)
-    layer, remembered = model.layers[1], memory.layers[1]
-    x = torch.randn(2, 64, 48, requires_grad=True)
+    layer, x = model.layers[1], torch.randn(2, 64, 48, requires_grad=True)
 
     def run(forward):
-        out, after = forward(x, remembered, grid)
+        memory, grid = model._enter(torch.zeros(2, 64, dtype=torch.int64), None, None, None)
+        out, after = forward(x, memory.layers[1], grid)
         loss = out.square().sum() + (0.0 if after.state is None else after.state.sum())
         return out, *torch.autograd.grad(loss, (x, *layer.parameters()), allow_unused=True)
 

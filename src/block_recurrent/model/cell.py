@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +19,6 @@ class RecurrentCell(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         D, HK, S = config.d_model, config.num_heads * config.head_dim, config.num_states
-        self.num_heads = config.num_heads
         self.initial_state = normal(S, D, deviation=0.1)
         self.state_ids = normal(S, D, deviation=1.0)
         self.norm = RMSNorm(D)
@@ -58,12 +55,12 @@ class RecurrentCell(nn.Module):
         """
         assert state is not None
         states, views, weights = [state], [], self.weights()
-        # Each block that was completed is read with the one before it.
         key_blocks, value_blocks = (self._blocks(x, grid) for x in (keys, values))
-        for pair in itertools.pairwise(range(len(key_blocks))):
-            found = state_step(states[-1], weights, [key_blocks[i] for i in pair], [value_blocks[i] for i in pair], view)
-            views.append(found[0])
-            states.append(self.update(found[1], states[-1]))
+        for block in range(grid.most_completed):
+            pair = slice(block, block + 2)  # a block is read with the one before it
+            view, attention = state_step(states[-1], weights, key_blocks[pair], value_blocks[pair], view)
+            states.append(self.update(attention, states[-1]))
+            views.append(view)
             view = None
         if len(views) < grid.num_blocks:
             views.append(view or state_view(states[-1], weights))

@@ -3,13 +3,22 @@
 `registry` decides which backend runs; nothing outside of this room knows.
 """
 
-from block_recurrent.ops.attention import attend, attend_each, merge_heads, split_heads, window_attention
+from block_recurrent.ops.attention import (
+    StateView,
+    StateWeights,
+    attend,
+    attend_each,
+    merge_heads,
+    split_heads,
+    state_step,
+    state_view,
+    window_attention,
+)
 from block_recurrent.ops.dropout import dropout
 from block_recurrent.ops.knn import knn_attend
 from block_recurrent.ops.loss import CrossEntropy, cross_entropy
 from block_recurrent.ops.norm import rms_norm, unit_heads, unit_length
 from block_recurrent.ops.registry import backend
-from block_recurrent.ops.states import StateView, StateWeights, state_step, state_view
 
 __all__ = [
     "CrossEntropy",

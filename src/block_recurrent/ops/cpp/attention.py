@@ -181,7 +181,7 @@ def _window_gradients(ctx: Any, d_out: Tensor, _: Tensor | None) -> tuple[Tensor
 
 torch.library.register_autograd("brt::window_attention", _window_gradients, setup_context=_save_window)
 
-# ---- Over all keys of a group -----------------------------------------------------------------------------------------
+# ---- Over all keys of a group ----------------------------------------------------------------------------------------
 
 _GROUPS = "Tensor q, Tensor[] keys, Tensor[] values, Tensor seed, float dropout"
 torch.library.define("brt::attend", f"({_GROUPS}) -> (Tensor, Tensor)")

@@ -19,7 +19,7 @@ from block_recurrent.ops.cpp.norm import norm_gradients_into, normalize
 def cpp_state_step(
     state: Tensor, weights: Sequence[Tensor], keys: Sequence[Tensor], values: Sequence[Tensor], epsilon: float
 ) -> tuple[Tensor, ...]:
-    """As `states.state_step`: attention (B, S, 2HK), and keys, values and both queries of the state, (B, H, S, K)."""
+    """As `attention.state_step`: attention (B, S, 2HK); keys, values and both queries of the state, (B, H, S, K)."""
     rows = [with_rows(x) for x in keys], [with_rows(x) for x in values]
     parts = [x.contiguous() for x in (state, *weights)]
     attention, own_keys, own_values, queries, *_ = torch.ops.brt.state_step(*parts, *rows, epsilon)
@@ -63,7 +63,8 @@ _ARGUMENTS = (
 )
 torch.library.define("brt::state_step", f"({_ARGUMENTS}) -> Tensor[]")
 torch.library.define(
-    "brt::state_step_backward", f"({_ARGUMENTS}, Tensor[] results, Tensor[] d_results) -> (Tensor[], Tensor[], Tensor[])"
+    "brt::state_step_backward",
+    f"({_ARGUMENTS}, Tensor[] results, Tensor[] d_results) -> (Tensor[], Tensor[], Tensor[])",
 )
 
 
