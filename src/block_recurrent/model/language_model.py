@@ -20,12 +20,12 @@ from block_recurrent.config import ModelConfig
 from block_recurrent.errors import MemoryMismatchError
 from block_recurrent.model import checks
 from block_recurrent.model.blocks import BlockGrid, slice_lanes
-from block_recurrent.model.cell import RecurrentCell, StateView
+from block_recurrent.model.cell import RecurrentCell
 from block_recurrent.model.layer import Layer
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
 from block_recurrent.nn.linear import normal
 from block_recurrent.nn.norm import RMSNorm
-from block_recurrent.ops import cross_entropy, dropout
+from block_recurrent.ops import StateView, cross_entropy, dropout
 
 
 class Loss(NamedTuple):

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from block_recurrent.config import ModelConfig
 from block_recurrent.model.blocks import BlockGrid
-from block_recurrent.model.cell import RecurrentCell, StateView
+from block_recurrent.model.cell import RecurrentCell
 from block_recurrent.model.knn_memory import KNNMemory
 from block_recurrent.model.memory import LayerMemory
 from block_recurrent.nn.linear import apply_joined, constant, linear
 from block_recurrent.nn.mlp import MLP
 from block_recurrent.nn.norm import RMSNorm
 from block_recurrent.nn.position import PositionBias
-from block_recurrent.ops import attend, dropout, merge_heads, split_heads, unit_heads, window_attention
+from block_recurrent.ops import StateView, attend_each, dropout, merge_heads, split_heads, unit_heads, window_attention
 
 
 class Layer(nn.Module):
@@ -80,14 +80,10 @@ class Layer(nn.Module):
     def _read_states(self, q: Tensor | None, views: list[StateView], grid: BlockGrid) -> Tensor:
         """Each token over the state as it was at the start of its block, one view per block: (B, H, N, K)."""
         assert q is not None
-        if len(views) == 1:
-            return attend(q, views[0].keys, views[0].values, self._attention_dropout)
-        # Blocks are lanes of their own: (B * T, H, W or S, K).
-        keys = torch.stack([view.keys for view in views], dim=1).flatten(0, 1)
-        values = torch.stack([view.values for view in views], dim=1).flatten(0, 1)
-        queries = grid.into_blocks(q).transpose(1, 2).flatten(0, 1)
-        found = attend(queries, keys, values, self._attention_dropout).unflatten(0, (-1, len(views)))
-        return grid.out_of_blocks(found.transpose(1, 2))
+        keys, values = [view.keys for view in views], [view.values for view in views]
+        blocks = grid.into_blocks(q)
+        found = attend_each(blocks.flatten(2, 3), keys, values, self._attention_dropout)
+        return grid.out_of_blocks(found.view(blocks.shape))
 
     def _search(
         self, attention: Tensor, q: Tensor, keys: Tensor, values: Tensor, knn: KNNMemory, grid: BlockGrid

@@ -3,7 +3,17 @@
 `registry` decides which backend runs; nothing outside of this room knows.
 """
 
-from block_recurrent.ops.attention import attend, merge_heads, split_heads, window_attention
+from block_recurrent.ops.attention import (
+    StateView,
+    StateWeights,
+    attend,
+    attend_each,
+    merge_heads,
+    split_heads,
+    state_step,
+    state_view,
+    window_attention,
+)
 from block_recurrent.ops.dropout import dropout
 from block_recurrent.ops.knn import knn_attend
 from block_recurrent.ops.loss import CrossEntropy, cross_entropy
@@ -12,7 +22,10 @@ from block_recurrent.ops.registry import backend
 
 __all__ = [
     "CrossEntropy",
+    "StateView",
+    "StateWeights",
     "attend",
+    "attend_each",
     "backend",
     "cross_entropy",
     "dropout",
@@ -20,6 +33,8 @@ __all__ = [
     "merge_heads",
     "rms_norm",
     "split_heads",
+    "state_step",
+    "state_view",
     "unit_heads",
     "unit_length",
     "window_attention",

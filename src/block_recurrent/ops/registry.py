@@ -62,12 +62,23 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "attend": (
         Row(
             "cpp",
-            "the kernel computes weights twice, which pays where they don't stay in the caches",
-            *("cpu", _FLOAT32, "attention weights >= 2^23"),
-            lambda weights, **_: weights >= 2**23,
+            "nothing is joined, copied or kept; between those sizes, products by torch are faster than weights twice",
+            *("cpu", _FLOAT32, "queries x keys of a block <= 2^14, or of all >= 2^23"),
+            lambda blocks, queries, keys, **_: queries * keys <= 2**14 or blocks * queries * keys >= 2**23,
         ),
         Row("sdpa", "torch's fused kernel", "cuda"),
         _PLAIN,  # on a CPU three plain steps are faster than SDPA, whose backward pass computes the logits again
+    ),
+    "state_step": (
+        Row(
+            "cpp",
+            "one operator in place of twenty; torch's products are better for attention over many tokens",
+            *("cpu", _FLOAT32, "tokens <= 256, widths multiples of 16, one dtype"),
+            lambda width, head_width, keys, mixed, **_: (
+                keys <= 256 and width % 16 == head_width % 16 == 0 and not mixed
+            ),
+        ),
+        _PLAIN,
     ),
     "norm": (
         Row(
