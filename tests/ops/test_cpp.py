@@ -14,17 +14,7 @@ from block_recurrent.ops.cpp import attention
 from block_recurrent.ops.cpp.norm import cpp_norm
 from block_recurrent.ops.norm import EPSILON
 
-CAPABILITY = torch.backends.cpu.get_cpu_capability()
-OLDER = {"AVX512": ["AVX512", "AVX2"], "AVX2": ["AVX2"]}
-
-
-@pytest.fixture(params=OLDER.get(CAPABILITY, ["none"]))
-def build(request, monkeypatch):
-    """Every build that this processor can run."""
-    monkeypatch.setattr(cpp, "LIBRARY", cpp.load(request.param))
-    if cpp.LIBRARY is None:
-        pytest.skip(f"there are no kernels for {request.param} in this installation (brt doctor)")
-    return request.param
+from ..conftest import BUILDS, CAPABILITY
 
 
 def cpp_window_attention(q, k, v, bias, dropout=0.0, fixed_keys=0):
@@ -53,7 +43,7 @@ def losses_and_gradients(hidden, table, targets, counts, *need):
 
 
 @pytest.mark.skipif(
-    platform.system() != "Linux" or CAPABILITY not in OLDER or shutil.which("gcc") is None,
+    platform.system() != "Linux" or CAPABILITY not in BUILDS or shutil.which("gcc") is None,
     reason="kernels are compiled with gcc, on Linux, for AVX2 and AVX-512",
 )
 def test_the_installation_has_compiled_them():

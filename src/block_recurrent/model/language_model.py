@@ -80,8 +80,8 @@ class BlockRecurrentLM(nn.Module):
         return x, DocumentMemory(layers, tokens_read, self.config, maker=weakref.ref(self))
 
     def _stack(
-        self, x: Tensor, memories: tuple[LayerMemory, ...], grid: BlockGrid
-    ) -> tuple[Tensor, tuple[LayerMemory, ...]]:
+        self, x: Tensor, memories: Sequence[LayerMemory], grid: BlockGrid
+    ) -> tuple[Tensor, Sequence[LayerMemory]]:
         """All layers over all tokens of the call at once."""
         after = []
         for layer, memory, view in zip(self.layers, memories, self._feedback_views(memories), strict=True):
@@ -90,8 +90,8 @@ class BlockRecurrentLM(nn.Module):
         return x, tuple(after)
 
     def _block_by_block(
-        self, x: Tensor, memories: tuple[LayerMemory, ...], grid: BlockGrid
-    ) -> tuple[Tensor, tuple[LayerMemory, ...]]:
+        self, x: Tensor, memories: Sequence[LayerMemory], grid: BlockGrid
+    ) -> tuple[Tensor, Sequence[LayerMemory]]:
         """Block feedback (SPEC section 6): the whole stack on block 1, then on block 2; gradients flow between them."""
         hidden, num_tokens, offsets = torch.zeros_like(x), x.shape[1], grid.offsets
         for first, lengths in grid.pieces():
@@ -102,7 +102,7 @@ class BlockRecurrentLM(nn.Module):
             offsets = tuple((p + n) % grid.window for p, n in zip(offsets, lengths, strict=True))
         return hidden, memories
 
-    def _feedback_views(self, memories: tuple[LayerMemory, ...]) -> Sequence[StateView | None]:
+    def _feedback_views(self, memories: Sequence[LayerMemory]) -> Sequence[StateView | None]:
         """What each layer reads in block feedback: a recurrent layer its own state, the others the highest one."""
         if not self.config.feedback:
             return [None] * len(memories)
@@ -110,7 +110,7 @@ class BlockRecurrentLM(nn.Module):
         highest = own[max(own)]
         return [own.get(index, highest) for index in range(len(memories))]
 
-    def _cells(self, memories: tuple[LayerMemory, ...]) -> Iterator[tuple[int, RecurrentCell, Tensor]]:
+    def _cells(self, memories: Sequence[LayerMemory]) -> Iterator[tuple[int, RecurrentCell, Tensor]]:
         """Index, cell and present state of every recurrent layer."""
         for index, (layer, memory) in enumerate(zip(self.layers, memories, strict=True)):
             if isinstance(layer.cell, RecurrentCell) and memory.state is not None:

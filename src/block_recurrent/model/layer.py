@@ -47,7 +47,7 @@ class Layer(nn.Module):
         queries, keys, values, state_queries = self._project_tokens(self._dropout(self.attention_norm(x)))
         keys, values = torch.cat([memory.keys, keys], dim=2), torch.cat([memory.values, values], dim=2)
         fixed = 0 if memory.keys.requires_grad else memory.keys.shape[2]
-        attention = window_attention(queries, keys, values, self._bias(), self._attention_dropout, fixed_keys=fixed)
+        attention = window_attention(queries, keys, values, self.bias(), self._attention_dropout, fixed_keys=fixed)
         state, knn = memory.state, memory.knn
         if knn is not None:
             attention, knn = self._search(attention, queries, keys, values, knn, grid)
@@ -71,7 +71,7 @@ class Layer(nn.Module):
         values, keys, queries, *rest = unit_heads(heads, torch.cat(scales).view(-1, 1, 1))
         return queries, keys, values, rest[0] if rest else None
 
-    def _bias(self) -> Tensor:
+    def bias(self) -> Tensor:
         """(H, W): what is added to the logits of the W keys, the oldest first. The head's scale is on it too."""
         if self.position_bias is None:
             return self.scale.new_zeros(len(self.scale), self.config.window)

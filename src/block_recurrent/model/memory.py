@@ -58,7 +58,7 @@ class LayerMemory:
 class DocumentMemory:
     """The memory of B lanes. Make one with `empty` or `load`; a model's call returns the next."""
 
-    layers: tuple[LayerMemory, ...]
+    layers: Sequence[LayerMemory]
     tokens_read: Tensor  # (B,) int64, on the CPU: tokens of its document that each lane has read
     config: ModelConfig  # the model's configuration; a memory fits models of the same shape
     maker: weakref.ref[BlockRecurrentLM] | None = None  # the model that made it, where it is known
