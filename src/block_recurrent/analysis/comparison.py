@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from block_recurrent.analysis.token_text import NEVER, TokenText
 from block_recurrent.data import Corpus
-from block_recurrent.evaluate.cumulative import CumulativeCurve, Curve
+from block_recurrent.evaluate.cumulative import Curve, curve_of
 from block_recurrent.evaluate.headroom import Headroom, headroom_of
 from block_recurrent.evaluate.measures import Score, score_of, total
-from block_recurrent.evaluate.scoring import DEFAULT_LANES, bits_of
+from block_recurrent.evaluate.scoring import bits_of
 from block_recurrent.evaluate.state_edits import StateEdit
-from block_recurrent.io.progress import Progress
 from block_recurrent.model.language_model import BlockRecurrentLM
 
 WHERE = ("window", "segment", "beyond", "never")
@@ -110,39 +109,25 @@ class Comparison:
 
 
 def compare(
-    a: Reading,
-    b: Reading,
-    corpus: Corpus,
-    split: str,
-    chosen: Sequence[int],
-    top: int = 40,
-    lanes: int = DEFAULT_LANES,
-    chunk: int | None = None,
-    progress: Progress | None = None,
+    a: Reading, b: Reading, corpus: Corpus, split: str, chosen: Sequence[int], top: int = 40, **options: Any
 ) -> Comparison:
-    """Score the chosen documents of a split with both readings, and find where they differ most."""
+    """Score the chosen documents of a split with both readings, and find where they differ most.
+
+    options: lanes, chunk and progress, as in `score`.
+    """
     texts = [corpus.tokens(split, index) for index in chosen]
     infos = [corpus.documents(split)[index] for index in chosen]
-    (bits_a, curve_a), (bits_b, curve_b) = (_losses(reading, texts, lanes, chunk, progress) for reading in (a, b))
+    bits_a, bits_b = (bits_of(reading.model, texts, edit=reading.edit, **options) for reading in (a, b))
+    curve_a, curve_b = map(curve_of, (bits_a, bits_b))
     documents = []
-    for info, text, *both in zip(infos, texts, bits_a, bits_b, strict=True):
-        scores = [score_of(info, float(bits.sum(dtype=np.float64))) for bits in both]
-        documents.append(DocumentPair(info.name, TokenText(text, corpus.tokenizer), *both, *scores))
+    for info, text, mine, theirs in zip(infos, texts, bits_a, bits_b, strict=True):
+        score_a, score_b = (score_of(info, float(bits.sum(dtype=np.float64))) for bits in (mine, theirs))
+        documents.append(DocumentPair(info.name, TokenText(text, corpus.tokenizer), mine, theirs, score_a, score_b))
     window, segment = a.model.config.window, a.model.config.segment
     top_a, top_b = (find_top(documents, top, sign, window, segment) for sign in (1, -1))
     reach = window * a.model.config.num_layers
     headroom = tuple(headroom_of(texts, bits, window, reach) for bits in (bits_a, bits_b))
     return Comparison(a.label, b.label, window, segment, tuple(documents), curve_a, curve_b, top_a, top_b, headroom)
-
-
-def _losses(
-    reading: Reading, texts: list[NDArray[Any]], lanes: int, chunk: int | None, progress: Progress | None
-) -> tuple[list[NDArray[np.float32]], Curve]:
-    bits = bits_of(reading.model, texts, lanes=lanes, chunk=chunk, edit=reading.edit, progress=progress)
-    curve = CumulativeCurve(np.array([len(text) for text in texts], np.int64))
-    for document, values in enumerate(bits):
-        curve.add(document, 0, values.astype(np.float64))
-    return bits, curve.curve()
 
 
 def find_top(documents: Sequence[DocumentPair], top: int, sign: int, window: int, segment: int) -> tuple[TopToken, ...]:

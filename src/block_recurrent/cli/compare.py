@@ -60,7 +60,17 @@ def run(args: argparse.Namespace) -> int:
     _check_tokenizers(loaded_a, loaded_b, corpus, args)
     reading_a, reading_b, about_b, chosen = _readings(loaded_a, loaded_b, corpus, args)
     with shown_progress("reading twice") as progress:
-        found = compare(reading_a, reading_b, corpus, args.split, chosen, args.top, args.lanes, args.chunk, progress)
+        found = compare(
+            reading_a,
+            reading_b,
+            corpus,
+            args.split,
+            chosen,
+            args.top,
+            lanes=args.lanes,
+            chunk=args.chunk,
+            progress=progress,
+        )
     side_a = _side(reading_a.label, args.a, loaded_a, "as trained")
     side_b = _side(reading_b.label, args.b or args.a, loaded_b, about_b)
     numbers, pages, inspections = [], [], []

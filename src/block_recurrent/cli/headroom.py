@@ -74,7 +74,9 @@ def _measure(model: BlockRecurrentLM, documents: list[NDArray[Any]], args: argpa
     readings = []
     for edit in edits:
         with shown_progress(f"scoring '{args.split}'{', state cleared' if edit else ''}") as progress:
-            readings.append(measure_headroom(model, documents, args.lanes, args.chunk, edit, progress))
+            readings.append(
+                measure_headroom(model, documents, lanes=args.lanes, chunk=args.chunk, edit=edit, progress=progress)
+            )
     return readings
 
 

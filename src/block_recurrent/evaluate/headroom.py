@@ -25,9 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from block_recurrent.evaluate.scoring import DEFAULT_LANES, score
-from block_recurrent.evaluate.state_edits import StateEdit
-from block_recurrent.io.progress import Progress
+from block_recurrent.evaluate.scoring import bits_of
 from block_recurrent.model.language_model import BlockRecurrentLM
 
 Floats = NDArray[np.float64]
@@ -152,23 +150,11 @@ def headroom_of(documents: Iterable[NDArray[Any]], bits: Iterable[NDArray[Any]],
     return headroom
 
 
-def measure_headroom(
-    model: BlockRecurrentLM,
-    documents: Sequence[NDArray[Any]],
-    lanes: int = DEFAULT_LANES,
-    chunk: int | None = None,
-    edit: StateEdit | None = None,
-    progress: Progress | None = None,
-) -> Headroom:
-    """Score documents (arrays of tokens, without marks) and measure what a cache would still save."""
-    headroom = Headroom(model.config.window, model.config.window * model.config.num_layers)
-    unfinished: dict[int, list[Floats]] = {}
-    for piece in score(model, documents, lanes, chunk, edit, progress):
-        unfinished.setdefault(piece.document, []).append(piece.bits)
-        tokens = documents[piece.document]
-        if piece.start + len(piece.nats) == len(tokens):
-            headroom.add(tokens, np.concatenate(unfinished.pop(piece.document)))
-    return headroom
+def measure_headroom(model: BlockRecurrentLM, documents: Sequence[NDArray[Any]], **options: Any) -> Headroom:
+    """Score documents (arrays of tokens, without marks; options as in `score`): what a cache would still save."""
+    window = model.config.window
+    bits = bits_of(model, documents, **options)
+    return headroom_of(documents, bits, window, window * model.config.num_layers)
 
 
 def taken(normal: Headroom, cleared: Headroom) -> dict[str, float]:
