@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from torch import Tensor
 from block_recurrent import BlockRecurrentLM, preset
 from block_recurrent.errors import BlockRecurrentError, ConfigError, InputError, MemoryMismatchError
 from block_recurrent.inference import Engine
+from block_recurrent.inference import engine as engine_module
 from block_recurrent.inference.snapshot import WEIGHTS
 from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.ops import cpp
@@ -240,7 +242,7 @@ def test_packed_weights_change_the_loss_little(system: str, weights: str, tokens
     assert engine.fingerprint() not in (model.fingerprint(), Engine(model).fingerprint())
 
 
-TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-3, "int8": 2e-3}
+TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-3, "int8": 4e-3}
 """Caches are float16 where weights are narrow."""
 
 
@@ -275,24 +277,22 @@ def test_threads_do_not_disturb_each_other(tokens: Tokens) -> None:
         assert first[1].equals(second[1])
 
 
-def test_a_refresh_meanwhile_refuses_no_memory(tokens: Tokens) -> None:
-    """A call computes with the weights that the engine had when it began."""
-    engine, text = Engine(make("rec-fixed-skip")), tokens(1, 4)
+@pytest.mark.parametrize("call", ["decode", "decode_many"])
+def test_a_refresh_meanwhile_refuses_no_memory(call: str, tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call computes with the weights that the engine had when it began, even if another thread changes them."""
+    engine, column = Engine(make("rec-fixed-skip")), engine_module._column
+    _, memory = engine.prefill(tokens(1, 20))
+    before = engine.fingerprint()
 
-    class Refreshing(int):
-        """A token that is slow to come: the engine is refreshed while it is looked at."""
+    def refresh_and_go_on(*given: Any) -> Tensor:
+        engine.model.embedding.weight.data *= 1.1
+        engine.refresh()
+        return column(*given)
 
-        def __index__(self) -> int:
-            with torch.no_grad():
-                engine.model.embedding.weight.mul_(1.1)
-            engine.refresh()
-            return int(self)
-
-    for call in (lambda m: engine.decode([Refreshing(1)], m), lambda m: engine.decode_many([Refreshing(1)], [m])):
-        _, memory = engine.prefill(text)
-        before = engine.fingerprint()
-        call(memory)
-        assert engine.fingerprint() != before
+    monkeypatch.setattr(engine_module, "_column", refresh_and_go_on)
+    _, after = engine.decode([1], memory) if call == "decode" else engine.decode_many([1], [memory])
+    assert (after[0] if isinstance(after, list) else after).fingerprint == before
+    assert engine.fingerprint() != before
 
 
 def test_weights_of_several_types_are_refused() -> None:

@@ -221,7 +221,8 @@ INLINE void rows_of_all_lanes(const int kind, const int rows, Product p, Ahead *
 
 /* Rows from first to last of a matrix of one kind, for one lane. */
 INLINE void product_of_one(const int kind, Product p, Matrix m, int64_t first, int64_t last) {
-    const int64_t bytes = p.n * size_of(kind), far = bytes >= LONG_ROW ? 0 : (AHEAD + 4 * bytes - 1) / (4 * bytes) * 4 * bytes;
+    const int64_t bytes = p.n * size_of(kind), four = 4 * bytes;
+    const int64_t far = bytes >= LONG_ROW ? 0 : (AHEAD + four - 1) / four * four;
     const char *w = (const char *)m.weight;
     float sums[16];
     for (int64_t row = first; row < last; row += 4) {
