@@ -31,7 +31,7 @@ class RecallTraining:
     learning_rate: float = 3e-3
     gate_rate: float = 10.0
     """Times the learning rate, for the biases of gates: how long the state lasts is a matter of these few numbers."""
-    noise_share: float = 0.02  # share of the noise that carries loss; all asked names do
+    noise_share: float = 0.1  # share of the noise that carries loss; all asked names do
     gap: float = 20.0  # tokens between questions, on average
     say_again: float = 0.05  # share of answers that are said, in half of the documents
     first: int = 0  # documents of the first stage are so long; 0: four windows, or one segment if that is longer
