@@ -84,7 +84,7 @@ def _compile(kernel: str, architecture: int, dtype: str, chosen: dict[str, Any])
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from block_recurrent.ops.triton import kernels
+    from block_recurrent.ops.triton import attention_kernels as kernels
 
     function = getattr(kernels, kernel)
     options = {name: chosen.pop(name) for name in ("num_warps", "num_stages")}

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from block_recurrent.ops import registry
 from block_recurrent.ops.cpp.loss import cpp_cross_entropy
 from block_recurrent.ops.norm import at_least_float32
+from block_recurrent.ops.precision import product_dtype
 
 # Logits held at once: at most 128 MiB in float32, and not so few that the calls themselves cost time.
 MOST_LOGITS, FEWEST_LOGITS = 2**25, 2**20
@@ -51,7 +52,7 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, table: Tensor, targets: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
         ctx.dtypes = hidden.dtype, table.dtype
-        dtype = (hidden[:0] @ table[:0].T).dtype  # that of products here: autocast's, where it is on
+        dtype = product_dtype(hidden)
         per_token, d_hidden, d_table = _chunk_by_chunk(
             *(hidden.to(dtype), table.to(dtype), targets[:, None], counts[:, None]), *ctx.needs_input_grad[:2]
         )

@@ -100,6 +100,12 @@ TABLE: dict[str, tuple[Row, ...]] = {
             *("cpu", _FLOAT32, "rows >= 64, width a multiple of 16"),
             lambda rows, width, **_: rows >= 64 and width % 16 == 0,
         ),
+        Row(
+            "triton",
+            "one kernel instead of eight; the result in the dtype of the products that read it",
+            *("cuda", (torch.float32, torch.bfloat16), "triton >= 3.3, width <= 16384"),
+            lambda rows, width, **_: 0 < rows and width <= 2**14,
+        ),
         _PLAIN,
     ),
     "cross_entropy": (

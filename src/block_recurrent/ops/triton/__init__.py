@@ -5,6 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from block_recurrent.errors import ConfigError
 
 OLDEST = (3, 3)
 """The first version whose kernels take tuples."""
@@ -25,3 +31,12 @@ def interpreted() -> bool:
 
 
 INSTALLED = installed()
+
+
+def launching(x: Tensor) -> AbstractContextManager[object]:
+    """The context in which kernels on x's device can be launched."""
+    if x.is_cuda:
+        return torch.cuda.device(x.device)
+    if not interpreted():
+        raise ConfigError("the backend 'triton' is for GPUs; on a CPU it runs with TRITON_INTERPRET=1, for tests")
+    return nullcontext()

@@ -1,16 +1,14 @@
-"""Window attention by the kernels in `kernels.py`, as a `torch.library` operator with a gradient."""
+"""Window attention by the kernels in `attention_kernels.py`, as a `torch.library` operator with a gradient."""
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from block_recurrent.errors import ConfigError
 from block_recurrent.ops.cpp import once_differentiable, tokens_first, with_rows
-from block_recurrent.ops.triton import interpreted
+from block_recurrent.ops.triton import interpreted, launching
 
 LEVELS = 2**31
 """The rate of dropout is rounded to a multiple of 1/LEVELS."""
@@ -74,15 +72,13 @@ def constants(kernel: str, K: int, dtype: torch.dtype, window: int, dropout: flo
 
 def _launch(kernel: str, q: Tensor, window: int, dropout: float, arguments: tuple[Any, ...], rows: int) -> None:
     """`arguments` and the numbers of dropout, with a program for each head and so many rows."""
-    if not (q.is_cuda or interpreted()):
-        raise ConfigError("the backend 'triton' is for GPUs; on a CPU it runs with TRITON_INTERPRET=1, for tests")
-    from block_recurrent.ops.triton import kernels
-
     chosen = constants(kernel, q.shape[3], q.dtype, window, dropout)
     at_once = chosen.get("TILE") or chosen["KEYS" if kernel == "keys_backward" else "QUERIES"]
     grid = (-(-rows // at_once), q.shape[0] * q.shape[1])
     dropped = round(dropout * LEVELS)
-    with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
+    with launching(q):
+        from block_recurrent.ops.triton import attention_kernels as kernels
+
         getattr(kernels, kernel)[grid](*arguments, dropped, LEVELS / (LEVELS - dropped), **chosen)
 
 
