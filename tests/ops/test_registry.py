@@ -16,10 +16,9 @@ def test_every_operation_ends_with_the_reference_for_all_calls():
         assert all(row.why for row in rows)
 
 
-def test_other_devices_and_dtypes():
-    half, absent = torch.empty(1, dtype=torch.bfloat16), torch.empty(1, device="meta")
-    for x in (half, absent):
-        assert registry.select("norm", x, rows=1000, width=64) == "reference"
+def test_other_dtypes_take_the_reference():
+    half = torch.empty(1, dtype=torch.bfloat16)
+    assert registry.select("norm", half, rows=1000, width=64) == "reference"
     assert registry.select("window_attention", half, queries=1000, head=64) == "reference"
 
 
@@ -30,6 +29,7 @@ def test_tensors_without_data_stand_for_those_of_a_gpu(monkeypatch):
             x = torch.empty(1, device="meta", dtype=dtype)
             assert registry.select("window_attention", x, queries=1, head=256) == chosen
             assert registry.select("window_attention", x, queries=1, head=257) == "reference"
+            assert registry.select("norm", x, rows=1, width=64) == chosen
     with pytest.raises(ConfigError, match="needs triton"), backend("triton"):
         pass
 

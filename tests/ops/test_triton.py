@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from block_recurrent import BlockRecurrentLM, preset
 from block_recurrent.errors import ConfigError
-from block_recurrent.ops import backend, triton, window_attention
+from block_recurrent.ops import backend, rms_norm, split_heads, triton, unit_heads, window_attention
 from block_recurrent.ops.triton.attention import LEVELS, triton_window_attention
 
 needs_triton = pytest.mark.skipif(not triton.INSTALLED, reason="triton is not installed (Linux only)")
@@ -216,3 +216,45 @@ def test_without_the_interpreter_a_cpu_is_refused(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(ConfigError, match="TRITON_INTERPRET=1"):
         triton_window_attention(*inputs(1, 1, 4, 4, 16), 0.0)
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (3, 5, 48), (600, 100)], ids=str)
+def test_rms_norm(shape):
+    torch.manual_seed(0)
+    given = [torch.randn(shape).requires_grad_(), torch.randn(shape[-1]).requires_grad_()]
+    same_as_the_reference(rms_norm, given)
+
+
+@pytest.mark.parametrize(("groups", "lanes"), [(3, 1), (4, 2)])
+def test_unit_heads(groups, lanes):
+    """Heads that are views of a projection; more tokens than a program has."""
+    torch.manual_seed(0)
+    projected = torch.randn(lanes, 21, groups * 2 * 12).requires_grad_()
+    scales = torch.randn((groups - 1) * 2, 1, 1).requires_grad_()
+
+    def joined(projected, scales):
+        return torch.cat(unit_heads(split_heads(projected, groups * 2), scales), dim=1)
+
+    same_as_the_reference(joined, [projected, scales])
+
+
+def same_as_the_reference(function, given):
+    with backend("triton"):
+        found = function(*given)
+    precise = [x.detach().double().requires_grad_() for x in given]
+    with backend("reference"):
+        expected = function(*precise)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+    weights = torch.randn_like(found)
+    both = zip(gradients(found, given, weights), gradients(expected, precise, weights), strict=True)
+    for one, other in both:
+        scale = max(1.0, other.abs().max().item())
+        torch.testing.assert_close(one.double() / scale, other / scale, atol=1e-5, rtol=0)
+
+
+def test_norms_are_registered_as_torch_wants_them():
+    x, weight = torch.randn(3, 16).requires_grad_(), torch.randn(16).requires_grad_()
+    heads, scales = torch.randn(1, 6, 5, 16).requires_grad_(), torch.randn(4).requires_grad_()
+    utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.brt.triton_rms.default, (x, weight, 1e-6, torch.float32), test_utils=utilities)
+    torch.library.opcheck(torch.ops.brt.triton_unit_heads.default, (heads, scales, 1e-6), test_utils=utilities)

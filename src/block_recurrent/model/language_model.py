@@ -11,7 +11,7 @@ import math
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,12 @@ from block_recurrent.errors import MemoryMismatchError
 from block_recurrent.model import checks
 from block_recurrent.model.blocks import BlockGrid, slice_lanes
 from block_recurrent.model.cell import RecurrentCell
-from block_recurrent.model.layer import Layer
+from block_recurrent.model.layer import Layer, TokenWeights
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
 from block_recurrent.nn.linear import normal
 from block_recurrent.nn.norm import RMSNorm
 from block_recurrent.ops import StateView, cross_entropy, dropout, on_device
+from block_recurrent.ops.precision import product_dtype
 
 
 class Loss(NamedTuple):
@@ -80,12 +81,19 @@ class BlockRecurrentLM(nn.Module):
         return x, DocumentMemory(layers, tokens_read, self.config, maker=weakref.ref(self))
 
     def _stack(
-        self, x: Tensor, memories: Sequence[LayerMemory], grid: BlockGrid
+        self,
+        x: Tensor,
+        memories: Sequence[LayerMemory],
+        grid: BlockGrid,
+        weights: Sequence[TokenWeights | None] | None = None,
     ) -> tuple[Tensor, Sequence[LayerMemory]]:
         """All layers over all tokens of the call at once."""
         after = []
-        for layer, memory, view in zip(self.layers, memories, self._feedback_views(memories), strict=True):
-            x, memory = layer(x, memory, grid, view)
+        views = self._feedback_views(memories)
+        for layer, memory, view, own in zip(
+            self.layers, memories, views, weights or [None] * len(self.layers), strict=True
+        ):
+            x, memory = layer(x, memory, grid, view, own)
             after.append(memory)
         return x, tuple(after)
 
@@ -93,11 +101,11 @@ class BlockRecurrentLM(nn.Module):
         self, x: Tensor, memories: Sequence[LayerMemory], grid: BlockGrid
     ) -> tuple[Tensor, Sequence[LayerMemory]]:
         """Block feedback (SPEC section 6): the whole stack on block 1, then on block 2; gradients flow between them."""
-        found, offsets = [], grid.offsets
+        found, offsets, weights = [], grid.offsets, [cast(Layer, layer).weights() for layer in self.layers]
         for first, lengths in grid.pieces():
             longest = max(lengths)
             piece = BlockGrid(grid.window, offsets, tuple(lengths), longest)
-            y, memories = self._stack(slice_lanes(x, first, longest, dim=1), memories, piece)
+            y, memories = self._stack(slice_lanes(x, first, longest, dim=1), memories, piece, weights)
             found.append((y, first, lengths))
             offsets = tuple((p + n) % grid.window for p, n in zip(offsets, lengths, strict=True))
         if len(set(grid.offsets)) == len(set(grid.lengths)) == 1 and grid.lengths[0] == x.shape[1]:
@@ -185,7 +193,8 @@ class BlockRecurrentLM(nn.Module):
                 f"the memory has {memory.lanes} lanes, tokens has {lanes}: they must be the same; "
                 "pick lanes with memory.select, join memories with DocumentMemory.cat"
             )
-        if (memory.device, memory.dtype) != (self.embedding.weight.device, self.embedding.weight.dtype):
+        weight = self.embedding.weight
+        if memory.device != weight.device or memory.dtype not in (weight.dtype, product_dtype(weight)):
             mine = f"{self.embedding.weight.dtype} on {self.embedding.weight.device}"
             raise MemoryMismatchError(
                 f"the memory is {memory.dtype} on {memory.device}, the model {mine}: use memory.to(device, dtype)"

@@ -104,7 +104,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
             "triton",
             "one kernel instead of eight; the result in the dtype of the products that read it",
             *("cuda", (torch.float32, torch.bfloat16), "triton >= 3.3, width <= 16384"),
-            lambda rows, width, **_: 0 < rows and width <= 2**14,
+            lambda rows, width, **_: rows > 0 and width <= 2**14,
         ),
         _PLAIN,
     ),

@@ -7,7 +7,7 @@ whatever a GPU would have to be waited for.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,10 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from block_recurrent.config import ModelConfig
-from block_recurrent.model.language_model import BlockRecurrentLM, Loss
+from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.ops.precision import MetaAutocast
 
-META = torch.device("meta")
 _PRODUCT_OPS = ("mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_")
 _FREE = {
     *("view", "_unsafe_view", "t", "transpose", "permute", "expand", "slice", "select", "split", "split_with_sizes"),
@@ -26,6 +25,8 @@ _FREE = {
     *("empty_strided", "new_empty_strided", "lift_fresh", "_reshape_alias", "chunk", "narrow", "set_", "resize_"),
 }
 """Ops that launch nothing."""
+_LAUNCHES = {"triton_attention_backward": 3, "triton_rms_backward": 2, "triton_unit_heads_backward": 2}
+"""Operators of ours with several kernels: a sum over programs is one of its own. Any other counts as one."""
 
 
 class Trace(TorchDispatchMode):
@@ -47,7 +48,7 @@ class Trace(TorchDispatchMode):
         if not any(x.is_meta for x in tensors + made):
             return out
         if name not in _FREE:
-            self.kernels[name] += 1
+            self.kernels[name] += _LAUNCHES.get(name, 1)
         if name in _PRODUCT_OPS:
             a, b = [x for x in tensors if x.ndim >= 2][-2:]
             self.products.append((a.dtype, 2 * a.numel() * b.shape[-1]))
@@ -84,13 +85,24 @@ class SavedBytes:
         return sum(self._storages.values())
 
 
-def model_on_meta(config: ModelConfig) -> BlockRecurrentLM:
-    with torch.device(META):
-        return BlockRecurrentLM(config)
+class StepTrace(NamedTuple):
+    """Of a training step without its update."""
+
+    forward: Trace
+    backward: Trace
+    saved_bytes: int
 
 
-def loss_on_meta(model: BlockRecurrentLM, lanes: int, dtype: torch.dtype) -> Loss:
-    """The loss of a segment in the middle of documents."""
-    tokens = torch.empty(lanes, model.config.segment, dtype=torch.int64, device=META)
+def trace_step(config: ModelConfig, lanes: int = 1, dtype: torch.dtype = torch.bfloat16) -> StepTrace:
+    """Loss and backward pass of a segment in the middle of documents, on a GPU with these kernels."""
+    with torch.device("meta"):
+        model = BlockRecurrentLM(config)
+        tokens = torch.empty(lanes, config.segment, dtype=torch.int64)
     with MetaAutocast(dtype):
-        return model.loss(tokens, tokens)
+        memory = model.loss(tokens, tokens).memory.detach()
+    forward, backward, saved = Trace(), Trace(), SavedBytes(model)
+    with saved, forward, MetaAutocast(dtype):
+        loss = model.loss(tokens, tokens, memory)
+    with backward:
+        loss.sum.backward()
+    return StepTrace(forward, backward, saved.total)

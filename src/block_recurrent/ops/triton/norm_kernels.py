@@ -1,6 +1,6 @@
 """The kernels of normalisation in Triton: rows at a mean square of one, and heads at unit length.
 
-Sums over rows are taken program by program, and the programs' sums in a fixed order: the same inputs give the same bits.
+Sums over rows are taken program by program, and then over programs in a fixed order: the same inputs, the same bits.
 """
 
 from __future__ import annotations
