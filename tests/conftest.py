@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+# Triton reads it when it is imported, which torch may do at any time.
+os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch

@@ -16,7 +16,7 @@ from typing import Any
 from block_recurrent.allocator import give_back_freed_memory, keep_freed_memory
 from block_recurrent.errors import ConfigError, did_you_mean
 
-PACKAGES = ("block-recurrent", "torch", "numpy", "sentencepiece")
+PACKAGES = ("block-recurrent", "torch", "triton", "numpy", "sentencepiece")
 MUCH = 0.45
 """Of the machine's memory: block feedback and the memorizing system at 160m need half of 24 GB and more, in pieces of
 other sizes."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from block_recurrent.io.output import markdown, print_table, write_file, write_json
 
-BENCHMARKS = ("data", "eval", "kernels", "length", "overhead", "peers", "steptime", "write")
+BENCHMARKS = ("data", "eval", "kernels", "launches", "length", "overhead", "peers", "steptime", "triton", "write")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -238,7 +238,7 @@ class NativeDecoder:
             numbers += self._matrix(weights.hidden, c.mlp_dim, D) + self._matrix(weights.output, D, c.mlp_dim)
             numbers += self._vector(layer.attention_norm.weight, D) + self._vector(layer.mlp_norm.weight, D)
             numbers += self._vector(scale, H) + ([0] if state_scale is None else self._vector(state_scale.abs(), H))
-            numbers += self._vector(layer.bias(), H, W)
+            numbers += self._vector(layer.bias(layer.scale.abs()), H, W)
             own = i in self.recurrent
             index = (self.recurrent if own else self.plain).index(i)
             numbers += [int(own), index, -1 if not reads else index if own else highest]

@@ -21,7 +21,7 @@ def check_tokens(tokens: Tensor, vocab_size: int, device: torch.device, name: st
         raise InputError(f"{name} has shape {tuple(tokens.shape)}: it must be (lanes, length), with at least one lane")
     if tokens.device != device:
         raise InputError(f"{name} is on {tokens.device}, the model on {device}: move one of them")
-    if tokens.numel():
+    if tokens.numel() and tokens.is_cpu:  # on a GPU, Python would have to wait: whoever moves tokens there checks them
         low, high = (bound.item() for bound in tokens.aminmax())
         if low < 0 or high >= vocab_size:
             worst = low if low < 0 else high

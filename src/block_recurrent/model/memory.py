@@ -24,6 +24,7 @@ from torch import Tensor
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import InputError, MemoryMismatchError
 from block_recurrent.model.knn_memory import KNNMemory, room_to_spare
+from block_recurrent.ops import on_device
 
 if TYPE_CHECKING:
     from block_recurrent.model.language_model import BlockRecurrentLM
@@ -174,7 +175,7 @@ class DocumentMemory:
         if not any(lanes):
             return self
         marked = torch.tensor(lanes)
-        gone = marked.to(self.device)[:, None, None, None]
+        gone = on_device(marked, self.device)[:, None, None, None]
         layers = [
             LayerMemory(
                 layer.keys.masked_fill(gone, 0),

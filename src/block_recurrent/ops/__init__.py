@@ -19,6 +19,7 @@ from block_recurrent.ops.knn import knn_attend
 from block_recurrent.ops.loss import CrossEntropy, cross_entropy
 from block_recurrent.ops.norm import rms_norm, unit_heads, unit_length
 from block_recurrent.ops.registry import backend
+from block_recurrent.ops.transfer import on_device
 
 __all__ = [
     "CrossEntropy",
@@ -31,6 +32,7 @@ __all__ = [
     "dropout",
     "knn_attend",
     "merge_heads",
+    "on_device",
     "rms_norm",
     "split_heads",
     "state_step",

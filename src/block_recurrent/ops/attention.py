@@ -19,6 +19,7 @@ from block_recurrent.ops.cpp.states import cpp_state_step
 from block_recurrent.ops.dropout import dropout as drop
 from block_recurrent.ops.norm import EPSILON, at_least_float32, rms_norm, unit_heads
 from block_recurrent.ops.tiled import spread_over_tile, tiled_window_attention
+from block_recurrent.ops.triton.attention import triton_window_attention
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -71,9 +72,11 @@ def window_attention(
         return torch.zeros_like(q)
     first = k.shape[2] - num_queries - window
     k, v = k[:, :, first:].to(q.dtype), v[:, :, first:].to(q.dtype)
-    chosen = registry.select("window_attention", q, queries=num_queries)
+    chosen = registry.select("window_attention", q, queries=num_queries, head=q.shape[3])
     if chosen == "cpp":
         return cpp_window_attention(q, k, v, bias, dropout, max(0, fixed_keys - first))
+    if chosen == "triton":
+        return triton_window_attention(q, k, v, bias, dropout, fixed_keys=max(0, fixed_keys - first))
     if chosen == "tiled":
         return tiled_window_attention(q, k, v, bias, dropout)
     return _window_attention(q, k, v, bias, dropout)

@@ -63,6 +63,8 @@ def _shard(model: BlockRecurrentLM) -> None:
             fully_shard(layer.cell, reshard_after_forward=False)
             _gather_for(layer.cell, "fresh_state", "view", "scan")
         fully_shard(layer, reshard_after_forward=not model.config.feedback)
+        if model.config.feedback:
+            _gather_for(layer, "weights")
 
 
 def _gather_for(cell: nn.Module, *methods: str) -> None:
