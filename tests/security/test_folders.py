@@ -138,11 +138,11 @@ def test_nothing_that_is_not_finite_becomes_a_checkpoint(files, what, monkeypatc
 def test_there_is_a_checkpoint_before_the_first_validation(files, monkeypatch, capsys):
     from block_recurrent.train.validation import Validator
 
-    def crash(self):
+    def crash(self, module):
         raise CheckpointError("validation crashed")
 
     shutil.rmtree(files / RUN)
-    monkeypatch.setattr(Validator, "run", crash)
+    monkeypatch.setattr(Validator, "__call__", crash)
     arguments = [*train_arguments(files, RUN), "--set", "train.save_every=0", "--set", "eval.every=1"]
     assert main(arguments) == 1
     found, _ = find_checkpoint(files / RUN)

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from block_recurrent.allocator import keep_freed_memory
-from block_recurrent.cli.output import add_json, check_outputs
+from block_recurrent.cli.output import add_json, check_outputs, give_json
 from block_recurrent.errors import ConfigError
 
 CORE = ("torch", "numpy", "safetensors", "sentencepiece", "rich")
