@@ -208,4 +208,4 @@ def test_ctrl_c_while_starting_is_one_line(files, monkeypatch, capsys):
 
 def test_beams_without_end_are_refused(files, capsys):
     assert main(["write", str(files / RUN), "--beams", "100000"]) == 2
-    assert "it must be at most" in capsys.readouterr().err
+    assert "to 1024" in capsys.readouterr().err
