@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from block_recurrent.errors import BlockRecurrentError, ConfigError
+from block_recurrent.ops.precision import MetaAutocast
 
 T = TypeVar("T")
 
@@ -50,6 +51,8 @@ class Runtime:
 
     def sums(self, *values: Tensor | float) -> list[float]:
         """Each number summed over all processes, in float64; the same bits on each process."""
+        if self.world == 1 and not any(isinstance(x, Tensor) for x in values):
+            return [float(x) for x in values]  # no way to the device and back
         numbers = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=self.device) for x in values])
         if self.world > 1:
             dist.all_reduce(numbers)
@@ -86,8 +89,10 @@ class Runtime:
             raise failure
         return result
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> AbstractContextManager[Any]:
         """The context that computes in `dtype`."""
+        if self.device.type == "meta":
+            return MetaAutocast(self.dtype)
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
 

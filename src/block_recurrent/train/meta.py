@@ -7,6 +7,7 @@ whatever a GPU would have to be waited for.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from block_recurrent.config import ModelConfig
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.ops.precision import MetaAutocast
+from block_recurrent.runtime import Runtime
 
 _PRODUCT_OPS = ("mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_")
 _FREE = {
@@ -75,7 +77,7 @@ class SavedBytes:
 
     def _pack(self, x: Tensor) -> Tensor:
         storage = x.untyped_storage()
-        if x.is_meta and storage._cdata not in self._storages:
+        if storage._cdata not in self._storages:
             self._storages[storage._cdata] = storage.nbytes()
             self._held.append(x)  # or another storage could take its place and its number
         return x
@@ -91,6 +93,18 @@ class StepTrace(NamedTuple):
     forward: Trace
     backward: Trace
     saved_bytes: int
+
+
+def saved_bytes(config: ModelConfig, runtime: Runtime) -> int:
+    """What the backward pass of a segment of one lane keeps, with the kernels that would run: counted without data for
+    a GPU, and with data on a CPU."""
+    device = runtime.device if runtime.device.type == "cpu" else torch.device("meta")
+    with torch.random.fork_rng(), torch.device(device):
+        model = BlockRecurrentLM(config)
+        tokens = torch.zeros(1, config.segment, dtype=torch.int64)
+        with SavedBytes(model) as saved, replace(runtime, device=device).autocast():
+            model.loss(tokens, tokens)
+    return saved.total
 
 
 def trace_step(config: ModelConfig, lanes: int = 1, dtype: torch.dtype = torch.bfloat16) -> StepTrace:
