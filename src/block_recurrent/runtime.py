@@ -97,14 +97,21 @@ class Runtime:
 
 
 @contextmanager
-def start(device: str = "auto", dtype: str = "auto") -> Iterator[Runtime]:
-    """The runtime of this process; under torchrun, part of a group (gloo on CPUs, nccl on GPUs) until the end."""
+def start(
+    device: str = "auto", dtype: str = "auto", deterministic: bool = True, tf32: bool = False
+) -> Iterator[Runtime]:
+    """The runtime of this process; under torchrun, part of a group (gloo on CPUs, nccl on GPUs) until the end.
+
+    On GPUs, deterministic: the same numbers each time, though slower; tf32: float32 products with 10 bits of precision.
+    """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     place = pick_device(device)
     if place.type == "cuda":
-        # Products that give the same bits each time; cuBLAS reads this when it is first used.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        if deterministic:
+            # Products that give the same bits each time; cuBLAS reads this when it is first used.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.cuda.set_device(place)
     runtime = Runtime(place, pick_dtype(dtype, place), rank, world)
     # torchrun with one process is a group too: FSDP needs one.

@@ -62,6 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("--dtype", choices=DTYPES, help="of the computation (train.dtype)")
     parser.add_argument("--parallel", choices=PARALLEL, help="under torchrun: copies or shards (train.parallel)")
+    parser.add_argument(
+        "--deterministic",
+        action=argparse.BooleanOptionalAction,
+        help="the same bits each time, on GPUs too (train.deterministic)",
+    )
+    parser.add_argument(
+        "--tf32", action=argparse.BooleanOptionalAction, help="float32 products in TF32 on GPUs (train.tf32)"
+    )
     parser.add_argument("--compile", action="store_true", default=None, help="torch.compile (train.compile)")
     parser.add_argument(
         "--checkpoint-activations",
@@ -127,6 +135,8 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
         "--data": "data.path",
         "--dtype": "train.dtype",
         "--parallel": "train.parallel",
+        "--deterministic": "train.deterministic",
+        "--tf32": "train.tf32",
         "--compile": "train.compile",
         "--checkpoint-activations": "train.checkpoint_activations",
     }

@@ -99,6 +99,10 @@ class TrainConfig(Section):
     """Of the computation: float32 or bfloat16; auto is bfloat16 on a GPU that has it. Weights are always float32."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto is the GPU where there is one."""
+    deterministic: bool = True
+    """Whether a GPU gives the same bits each time, which some operations are slower for. A CPU always does."""
+    tf32: bool = False
+    """Whether a GPU may round the factors of float32 products to 10 bits (TF32): faster. bfloat16 is not affected."""
     compile: bool = False
     """Whether layers go through torch.compile: it takes a minute at the start."""
     checkpoint_activations: bool = False
@@ -113,6 +117,11 @@ class TrainConfig(Section):
     """Steps between lines of the log; metrics.jsonl has every step."""
     init_from: str = ""
     """A run or checkpoint whose weights are taken at the start."""
+
+    @property
+    def place(self) -> tuple[str, str, bool, bool]:
+        """What `runtime.start` wants to know."""
+        return self.device, self.dtype, self.deterministic, self.tf32
 
     def check(self) -> None:
         self.at_least(1, "steps", "lanes", "bptt", "accumulate", "keep", "log_every")

@@ -20,7 +20,7 @@ FLOAT32 = 4
 
 def dry_run(config: RunConfig) -> None:
     """Print the resolved configuration, parameters by group and estimated memory; make one update and throw it away."""
-    with rt.start(config.train.device, config.train.dtype) as runtime:
+    with rt.start(*config.train.place) as runtime:
         trainer = Trainer(config, runtime)
         if runtime.is_main:
             print(trainer.config.to_toml())
@@ -78,11 +78,10 @@ def activation_bytes(config: RunConfig, runtime: rt.Runtime) -> float:
     With `train.checkpoint_activations` that is what goes from layer to layer, and the largest layer once more.
     """
     model = config.model
-    kept: float = saved_bytes(model, runtime)
-    if config.train.checkpoint_activations:
-        between = model.num_layers * model.d_model * FLOAT32 * model.segment
-        kept = between + max(kept - between, 0) / model.num_layers
-    return kept * config.train.bptt
+    layers, others = saved_bytes(model, runtime)
+    inputs = len(layers) * model.d_model * FLOAT32 * model.segment
+    kept = inputs + max(layers) if config.train.checkpoint_activations else sum(layers)
+    return (kept + others) * config.train.bptt
 
 
 def peak_bytes() -> int:

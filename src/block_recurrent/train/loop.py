@@ -63,7 +63,7 @@ def corpus_task(config: RunConfig, runtime: Runtime) -> Task:
 
 def train(config: RunConfig, run: Path, resume: str = "auto", open_task: OpenTask = corpus_task) -> bool:
     """Train, or go on training, in the folder `run`. Returns whether the last step was reached."""
-    with rt.start(config.train.device, config.train.dtype) as runtime, ExitStack() as stack:
+    with rt.start(*config.train.place) as runtime, ExitStack() as stack:
         runtime.on_main(lambda: stack.enter_context(locked(run)) if runtime.is_main else None)
         trainer = Trainer(config, runtime, open_task)
         tokenizer = trainer.task.tokenizer
