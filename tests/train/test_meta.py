@@ -88,7 +88,7 @@ def test_the_estimate_is_what_a_step_keeps(make_config, name):
     trainer = Trainer(config, Runtime(torch.device("cpu"), torch.float32))
     with trainer.stream, SavedBytes(trainer.state.model) as saved:
         trainer.update(1, trainer.next_segments())
-    estimate = config.train.lanes * activation_bytes(config, trainer.runtime)
+    estimate = activation_bytes(config, trainer.runtime, config.train.lanes)
     assert estimate == pytest.approx(saved.total, rel=0.1)
 
 

@@ -68,20 +68,25 @@ def estimated_memory(trainer: Trainer) -> dict[str, float]:
         "gradients": weights / shards,
         "optimizer": sum(x.numel() * x.element_size() for x in states) / shards,
         "memory of all lanes": lanes * cost_of(config.model).memory_bytes,
-        "activations": activation_bytes(config, trainer.runtime) * lanes / config.train.accumulate,
+        "activations": activation_bytes(config, trainer.runtime, lanes // config.train.accumulate),
     }
 
 
-def activation_bytes(config: RunConfig, runtime: rt.Runtime) -> float:
-    """Per lane, what the backward pass of an update keeps, counted with the kernels that would run.
+def activation_bytes(config: RunConfig, runtime: rt.Runtime, lanes: int) -> int:
+    """What the backward pass of an update of some lanes keeps, counted with the kernels that would run.
 
     With `train.checkpoint_activations` that is what goes from layer to layer, and the largest layer once more.
     """
-    model = config.model
-    layers, others = saved_bytes(model, runtime)
-    inputs = len(layers) * model.d_model * FLOAT32 * model.segment
-    kept = inputs + max(layers) if config.train.checkpoint_activations else sum(layers)
-    return (kept + others) * config.train.bptt
+
+    def kept(lanes: int) -> int:
+        layers, others = saved_bytes(config.model, runtime, lanes)
+        inputs = lanes * len(layers) * config.model.d_model * FLOAT32 * config.model.segment
+        held = inputs + max(layers) if config.train.checkpoint_activations else sum(layers)
+        return (held + others) * config.train.bptt
+
+    # Some of it is the same however many lanes there are, such as joined weights.
+    one = kept(1)
+    return one if lanes == 1 else one + (kept(2) - one) * (lanes - 1)
 
 
 def peak_bytes() -> int:

@@ -114,20 +114,20 @@ class StepTrace(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Bytes that the backward pass of a segment of one lane keeps."""
+    """Bytes that the backward pass of a segment keeps."""
 
     layers: list[int]
     others: int
     """The loss, and what is beside the layers."""
 
 
-def saved_bytes(config: ModelConfig, runtime: Runtime) -> Kept:
+def saved_bytes(config: ModelConfig, runtime: Runtime, lanes: int = 1) -> Kept:
     """With the kernels that would run: counted without data for a GPU, and with data on a CPU."""
     device = runtime.device if runtime.device.type == "cpu" else torch.device("meta")
     with torch.random.fork_rng(devices=[]):
         with torch.device(device):
             model = BlockRecurrentLM(config)
-            tokens = torch.zeros(1, config.segment, dtype=torch.int64)
+            tokens = torch.zeros(lanes, config.segment, dtype=torch.int64)
         saved, layers = SavedBytes(model), [0] * len(model.layers)
         for number, layer in enumerate(model.layers):
 
