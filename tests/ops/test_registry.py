@@ -39,6 +39,8 @@ def test_sizes_decide():
     x = torch.empty(1)
     assert registry.select("window_attention", x, queries=31, head=64) == "tiled"
     assert registry.select("window_attention", x, queries=32, head=64) == "cpp"
+    assert registry.select("attend", x, pairs=8, queries=512, keys=512) == "reference"
+    assert registry.select("attend", x, pairs=64, queries=512, keys=512) == "cpp", "heads, lanes and blocks count"
     assert registry.select("norm", x, rows=64, width=48) == "cpp"
     assert registry.select("norm", x, rows=64, width=50) == "reference"
 

@@ -42,7 +42,8 @@ def attend_each(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], dro
     """q (B, H, T * n, K): the queries of T blocks, each over the keys and values of its own, (B, H, m, K). Like q."""
     if q.shape[2] == 0:
         return torch.zeros_like(q)
-    chosen = registry.select("attend", q, blocks=len(keys), queries=q.shape[2] // len(keys), keys=keys[0].shape[2])
+    pairs, queries = q.shape[0] * q.shape[1] * len(keys), q.shape[2] // len(keys)
+    chosen = registry.select("attend", q, pairs=pairs, queries=queries, keys=keys[0].shape[2])
     if chosen == "cpp":
         return cpp_attend(q, keys, values, dropout)
     if len(keys) == 1:

@@ -76,8 +76,8 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "cpp",
             "nothing is joined, copied or kept; between those sizes, products by torch are faster than weights twice",
-            *("cpu", _FLOAT32, "queries x keys of a block <= 2^14, or of all >= 2^23"),
-            lambda blocks, queries, keys, **_: queries * keys <= 2**14 or blocks * queries * keys >= 2**23,
+            *("cpu", _FLOAT32, "queries x keys of a block <= 2^14, or attention weights >= 2^23"),
+            lambda pairs, queries, keys, **_: queries * keys <= 2**14 or pairs * queries * keys >= 2**23,
         ),
         Row("sdpa", "torch's fused kernel", "cuda"),
         _PLAIN,  # on a CPU three plain steps are faster than SDPA, whose backward pass computes the logits again

@@ -217,7 +217,7 @@ static void put_keys(const float *x, int width, const Tensor *out, Shape s, int 
         const Rows rows = keys_from(out, s, pair, start + j, there - j);
         for (int i = 0; i < rows.count; i++)
             if (j + i < zeros) memset(rows.data + i * rows.row, 0, s.K * sizeof(float));
-            else memcpy(rows.data + i * rows.row, x + (j + i) * width, s.K * sizeof(float));
+            else copy_row(x + (j + i) * width, rows.data + i * rows.row, s.K);
         j += rows.count;
     }
 }
@@ -268,8 +268,9 @@ int attention(Shape s, Tensor q, const Tensor *k, const Tensor *v, float *bias, 
                     by_keys(weights, values, result + first * width, begin + first, start, s, width);
                 }
             }
-            for (int i = 0; i < queries; i++) {
-                float *to = rows_of(out, s, pair, begin + i), factor = 1.0f / softmax[i].sum;
+            float *to = rows_of(out, s, pair, begin);
+            for (int i = 0; i < queries; i++, to += out.row) {
+                const float factor = 1.0f / softmax[i].sum;
                 for (int c = 0; c < s.K; c++) to[c] = result[i * width + c] * factor;
                 log_sums[(int64_t)pair * s.N + begin + i] = softmax[i].highest + logf(softmax[i].sum);
             }
@@ -306,9 +307,10 @@ int attention_backward(Shape s, Tensor q, const Tensor *k, const Tensor *v, floa
             lay_rows(rows_of(q, s, pair, 0), q.row, s.N, s.K, x, most, width);
             lay_rows(rows_of(d_out, s, pair, 0), d_out.row, s.N, s.K, d_x, most, width);
             memset(result, 0, all * sizeof(float));
+            const float *results = rows_of(out, s, pair, 0);
             for (int i = 0; i < most; i++) {
                 log_sum[i] = i < s.N ? log_sums[(int64_t)pair * s.N + i] : INFINITY; /* weights of 0 behind N */
-                along[i] = i < s.N ? dot(d_x + i * width, rows_of(out, s, pair, i), s.K) : 0;
+                along[i] = i < s.N ? dot(d_x + i * width, results + i * out.row, s.K) : 0;
             }
             for (int start = 0; start < end; start += KEYS) {
                 const int there = smaller(KEYS, end - start), laid = keys_laid(s, there), fixed = s.fixed_keys - start;
@@ -343,8 +345,8 @@ int attention_backward(Shape s, Tensor q, const Tensor *k, const Tensor *v, floa
                 put_keys(d_keys, width, dk, s, pair, start, fixed, there);
                 put_keys(d_values, width, dv, s, pair, start, fixed, there);
             }
-            for (int i = 0; i < s.N; i++)
-                memcpy(rows_of(dq, s, pair, i), result + i * width, s.K * sizeof(float));
+            float *to = rows_of(dq, s, pair, 0);
+            for (int i = 0; i < s.N; i++, to += dq.row) copy_row(result + i * width, to, s.K);
         }
     }
     free(working);

@@ -81,13 +81,20 @@ INLINE void rows_times(const float *a, const int64_t a_row, const int64_t a_col,
     }
 }
 
+/* Inline: rows are short, and a call of memcpy takes longer than they do. */
+INLINE void copy_row(const float *x, float *out, int K) {
+    int k = 0;
+    for (; k + LANES <= K; k += LANES) *(vector *)(out + k) = *(const vector *)(x + k);
+    for (; k < K; k++) out[k] = x[k];
+}
+
 /* rows x K -> rows x width: zeros behind K, and behind the rows that there are. */
 INLINE void lay_rows(const float *x, int64_t x_row, int there, int K, float *out, int rows, int width) {
-    for (int i = 0; i < rows; i++) {
-        int filled = i < there ? K : 0;
-        memcpy(out + i * width, x + i * x_row, filled * sizeof(float));
-        memset(out + i * width + filled, 0, (width - filled) * sizeof(float));
+    for (int i = 0; i < smaller(there, rows); i++, x += x_row, out += width) {
+        copy_row(x, out, K);
+        for (int k = K; k < width; k++) out[k] = 0;
     }
+    if (rows > there) memset(out, 0, (size_t)(there > 0 ? rows - there : rows) * width * sizeof(float));
 }
 
 /* Rows `by` apart trade the columns that are as far apart: one of the steps of `transpose`. */
