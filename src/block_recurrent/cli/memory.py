@@ -1,10 +1,11 @@
-"""`brt memory`: what is in a memory file, and how far two are apart."""
+"""`brt memory`: what is in a memory file, how far two are apart, and back to an earlier place."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,10 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     diff.add_argument("a", help="a memory file")
     diff.add_argument("b", help="another, of the same model")
     diff.add_argument("--json", action="store_true", help="print JSON")
+    rewind = commands.add_parser("rewind", help="set a memory back to a checkpoint of its trail", allow_abbrev=False)
+    rewind.add_argument("file", help="a memory file")
+    rewind.add_argument("--to", type=int, metavar="POSITION", help="tokens at the checkpoint (default: list them)")
+    rewind.add_argument("--out", type=Path, metavar="FILE", help="keep the file, and write the earlier memory here")
 
 
 def run(args: argparse.Namespace) -> int:
-    return _info(args) if args.command == "info" else _diff(args)
+    return {"info": _info, "diff": _diff, "rewind": _rewind}[args.command](args)
 
 
 def _info(args: argparse.Namespace) -> int:
@@ -64,4 +69,18 @@ def _diff(args: argparse.Namespace) -> int:
     print(f"{'layer':>5}  {'what':14} {'largest':>10} {'relative':>10} {'cosine':>8}")
     for row in rows:
         print(f"{row.layer:>5}  {row.what:14} {row.largest:>10.3g} {row.relative:>10.3g} {row.cosine:>8.4f}")
+    return 0
+
+
+def _rewind(args: argparse.Namespace) -> int:
+    from block_recurrent.inference.trail import locked, places_of, rewind
+
+    path = Path(args.file)
+    if args.to is None:
+        for place in places_of(path):
+            print(f"{place.position:>12,}")
+        return 0
+    with locked(path.parent):
+        rewind(path, args.to, args.out or path)
+    print(f"'{args.out or path}' stands at {args.to:,} tokens")
     return 0

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from block_recurrent.errors import DataError
+from block_recurrent.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from block_recurrent.inference.session import Session
@@ -19,6 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", nargs="+", help="UTF-8 text files, read one after the other as one document")
     parser.add_argument("--memory", required=True, metavar="FILE", help="the memory file to write")
     parser.add_argument("--from", dest="earlier", metavar="FILE", help="go on from this memory file")
+    parser.add_argument("--trail", type=int, default=0, metavar="N", help="keep N checkpoints on the way (default: 0)")
+    parser.add_argument(
+        "--trail-every", type=int, default=65536, metavar="N", help="tokens between them, at least (default: 65536)"
+    )
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,18 +54,26 @@ def open_session(args: argparse.Namespace, memory: str | None) -> Session:
 
 
 def run(args: argparse.Namespace) -> int:
-    from block_recurrent.inference.session_file import check_target
+    from block_recurrent.inference.session_file import check_target, save_session
     from block_recurrent.inference.text_input import read_text
+    from block_recurrent.inference.trail import Trail, save_checkpoint
+
+    if args.trail < 0 or args.trail_every < 1:
+        raise ConfigError("--trail must be at least 0, and --trail-every at least 1")
 
     check_target(Path(args.memory))
     _check_texts(args.text)
     session = open_session(args, args.earlier)
     began, start = time.perf_counter(), session.position
+    trail, folder = Trail(), Path(args.memory).parent
     for path in args.text:
         for piece in read_text(path):
             session.read(piece)
+            last = trail.places[-1].position if trail.places else start
+            if args.trail and session.position - last >= args.trail_every:
+                trail = trail.add(save_checkpoint(session, folder), args.trail)
     seconds, count = time.perf_counter() - began, session.position - start
-    session.save(args.memory)
+    save_session(session, Path(args.memory), trail.to_notes())
     size = Path(args.memory).stat().st_size
     print(
         f"read {count:,} tokens in {seconds:.1f} s ({count / max(seconds, 1e-9):,.0f} tokens/s), {session.position:,} "

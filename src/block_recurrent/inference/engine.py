@@ -118,12 +118,15 @@ class Engine:
     def decode_many(
         self, tokens: Sequence[int], memories: Sequence[DocumentMemory]
     ) -> tuple[Tensor, list[DocumentMemory]]:
-        """`decode` for memories of one lane each, wherever they stand: a batch for this call only."""
+        """`decode` for memories of one lane each, wherever they stand: a batch for this call only.
+
+        With the decode kernel, a lane's logits and memory are the same to the last bit whatever the others are.
+        """
         if len(tokens) != len(memories):
             raise InputError(f"there are {len(tokens)} tokens for {len(memories)} memories: give one for each")
         if any(memory.lanes != 1 for memory in memories):
             raise InputError("decode_many takes memories of one lane each: use decode for those of several")
-        if (native := self._native(_column(tokens, self.snapshot.device), memories)) is not None:
+        if (native := self._native(_column(tokens, self.snapshot.device), memories, same_bits=True)) is not None:
             return native
         logits, after = self.decode(tokens, DocumentMemory.cat(memories))
         return logits, [after.select([lane]) for lane in range(after.lanes)]
@@ -145,7 +148,9 @@ class Engine:
                 nats[lane].append(per_token[lane, : max(len(row) - start, 0)])
         return Scored([np.concatenate([[], *parts], dtype=np.float32) for parts in nats], snapshot.signed(memory))
 
-    def _native(self, column: Tensor, memories: Sequence[DocumentMemory]) -> tuple[Tensor, list[DocumentMemory]] | None:
+    def _native(
+        self, column: Tensor, memories: Sequence[DocumentMemory], same_bits: bool = False
+    ) -> tuple[Tensor, list[DocumentMemory]] | None:
         """By the kernel. None where there is none, or where something is wrong, which the model then tells."""
         decoder = self._now[1]
         if decoder is None or not all(isinstance(memory, DocumentMemory) for memory in memories):
@@ -153,7 +158,7 @@ class Engine:
         tokens, V = column[:, 0].tolist(), self.config.vocab_size
         if len(tokens) != sum(m.lanes for m in memories) or not all(type(t) is int and 0 <= t < V for t in tokens):
             return None
-        return decoder.decode(tokens, memories)
+        return decoder.decode(tokens, memories, same_bits)
 
     def _rows(self, tokens: Tokens, lengths: Tensor | None = None) -> list[NDArray[np.int64]]:
         """A row of real tokens per lane."""

@@ -35,6 +35,8 @@ class MemoryFile:
     model_name: str
     model_hash: str
     tokenizer_hash: str
+    notes: dict[str, Any]
+    """Further plain values that were saved with it, such as its trail."""
 
     @property
     def tokens(self) -> int:
@@ -47,7 +49,7 @@ class MemoryFile:
         return self.state.text.update(self.state.held).hexdigest()
 
 
-def save_session(session: Session, path: Path) -> None:
+def save_session(session: Session, path: Path, notes: dict[str, Any] | None = None) -> None:
     """Write the session's memory file, aside first; a file that is no memory file is not replaced."""
     check_target(path)
     state = session.state
@@ -60,6 +62,7 @@ def save_session(session: Session, path: Path) -> None:
         "held": state.held.hex(),
         "text": state.text.to_dict(),
         "text_hash": state.text.update(state.held).hexdigest(),
+        "notes": notes or {},
     }
     save_memory(replace(state.memory, maker=None, fingerprint=model_hash), path, extra)
 
@@ -76,7 +79,8 @@ def read_memory_file(path: str | Path) -> MemoryFile:
             held=bytes.fromhex(extra["held"]),
             text=TextHash.from_dict(extra["text"]),
         )
-        file = MemoryFile(path, state, str(extra["model_name"]), str(memory.fingerprint), str(extra["tokenizer"]))
+        names = str(extra["model_name"]), str(memory.fingerprint), str(extra["tokenizer"])
+        file = MemoryFile(path, state, *names, notes=dict(extra.get("notes", {})))
     except (KeyError, TypeError, ValueError) as error:
         raise FileFormatError(
             f"'{path}' holds a memory, but no session's: its header lacks or misstates {error}; "

@@ -58,6 +58,17 @@ def load_memory(path: Path) -> DocumentMemory:
     return load_memory_with_extra(path)[0]
 
 
+def load_header(path: Path) -> dict[str, Any]:
+    """What a memory file says about itself; its tensors are not read, and not checked."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _header(path, file.metadata() or {})
+    except FileNotFoundError:
+        raise FileFormatError(f"there is no memory file '{path}'") from None
+    except (SafetensorError, OSError) as error:
+        raise FileFormatError(f"'{path}' can't be read as a memory file: {error}") from None
+
+
 def load_memory_with_extra(path: Path) -> tuple[DocumentMemory, dict[str, Any]]:
     """As `load_memory`, with the further values that were saved in the header."""
     try:
