@@ -126,7 +126,10 @@ def _add_errors(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:] if not str(part).startswith("list["))
-        return JSONResponse(error_body(400, f"{where or 'the request'}: {first['msg']}"), 400)
+        sentence = f"{where}: {first['msg']}"
+        if not where or first["type"] == "json_invalid":
+            sentence = f"the body is no JSON object with 'Content-Type: application/json': {first['msg']}"
+        return JSONResponse(error_body(400, sentence), 400)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:

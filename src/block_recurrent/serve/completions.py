@@ -85,7 +85,7 @@ class CompletionRequest(BaseModel):
             top_p=self.top_p,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
-            stop=self.stop or (),  # type: ignore[arg-type]  # Sampling makes a tuple of it
+            stop=() if self.stop is None else self.stop,  # type: ignore[arg-type]  # Sampling makes a tuple of it
             end_at_mark=self.end_at_mark,
         )
 

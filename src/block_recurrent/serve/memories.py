@@ -228,9 +228,9 @@ class Book:
         self.reading.prefix = Prefix.of(self.model)
         if (found := await asyncio.to_thread(find)) is None:
             return 0
-        place, prefix = found
+        self.trail, prefix = found
+        place = self.trail.places[-1]
         state = await asyncio.to_thread(self.server.store.load_place, place, self.model)
-        self.trail = self.trail.add(place, self.server.limits.trail)
         self.reading = Reading(self.model, state, prefix, watch=True)
         return place.position
 

@@ -71,8 +71,8 @@ class Server:
         reused = 0
         if state.position == 0 and (found := await asyncio.to_thread(self.store.find_prefix, model, [tokens])):
             with suppress(BlockRecurrentError, OSError):  # deleted meanwhile: then it is read again
-                state = await asyncio.to_thread(self.store.load_place, found[0], model)
-                reused = found[0].position
+                state = await asyncio.to_thread(self.store.load_place, found[0].places[-1], model)
+                reused = found[0].places[-1].position
         reading = Reading(model, state)
         await reading.add(tokens[reused:])
         self.counts["read"] += len(tokens) - reused

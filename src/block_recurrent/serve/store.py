@@ -118,10 +118,13 @@ class Store:
         same_text = mine.text_hash == theirs.text_hash
         return {"tokens": [mine.tokens, theirs.tokens], "same_text": same_text, "layers": layers}
 
-    def find_prefix(self, model: Served, tokens: Sequence[Tokens], least: int = 1) -> tuple[Place, Prefix] | None:
-        """The longest checkpoint whose tokens are the first of these, but not the last `least` of them."""
+    def find_prefix(self, model: Served, tokens: Sequence[Tokens], least: int = 1) -> tuple[Trail, Prefix] | None:
+        """A trail whose last place has read the first of these tokens, as many as possible but the last `least`."""
         with self._lock:
-            known = {p.prefix: p for memory in self._known.values() for p in memory.trail.places if p.prefix}
+            trails = [memory.trail for memory in self._known.values()]
+        known = {
+            place.prefix: Trail(t.places[: i + 1]) for t in trails for i, place in enumerate(t.places) if place.prefix
+        }
         total = sum(map(len, tokens))
         prefix, found, position, size = Prefix.of(model), None, 0, model.call_tokens
         for piece in tokens if known else ():
@@ -129,8 +132,8 @@ class Store:
             while start < len(piece):
                 part = piece[start : start + size - position % size]
                 prefix, start, position = prefix.then(part), start + len(part), position + len(part)
-                if position % size == 0 and position <= total - least and (place := known.get(prefix.key())):
-                    found = place, prefix
+                if position % size == 0 and position <= total - least and (trail := known.get(prefix.key())):
+                    found = trail, prefix
         return found
 
     def path_of(self, reference: str) -> Path:
