@@ -16,7 +16,7 @@ from typing import Any
 
 from block_recurrent.cli.output import markdown, print_table, write_text
 
-BENCHMARKS = ("data", "eval", "kernels", "length", "overhead", "peers", "steptime", "write")
+BENCHMARKS = ("data", "eval", "kernels", "length", "overhead", "peers", "serve", "steptime", "write")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
