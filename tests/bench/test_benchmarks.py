@@ -176,3 +176,14 @@ def test_a_package_that_lacks_something_itself_is_not_called_missing(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match="another_that_nobody_has"):
         import_extra("a_broken_package", "peers")
+
+
+def test_serve(tmp_path: Path) -> None:
+    """Requests of all kinds: every text is the one that it is alone."""
+    pytest.importorskip("uvicorn", reason="needs the extra 'serve'")
+    command = "bench serve --parts mixed --requests 100 --clients 6 --json"
+    assert main([*command.split(), str(tmp_path / "x.json")]) == 0
+    (row,) = rows_of(tmp_path / "x.json")
+    assert row["clients"] == 6
+    assert " texts compared, 0 differ; " in row["told"]
+    assert ", 0 wrong answers; " in row["told"]

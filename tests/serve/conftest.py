@@ -62,9 +62,9 @@ def make_engine(seed: int = 0) -> Engine:
 
 
 @contextmanager
-def serving(folder: Path, limits: Limits, **options: Any) -> Iterator[Served]:
+def serving(folder: Path, limits: Limits, name: str = "micro", **options: Any) -> Iterator[Served]:
     engine = make_engine()
-    app = make_app([("micro", "a test's model", engine, load_tokenizer("bytes"))], folder, limits, **options)
+    app = make_app([(name, "a test's model", engine, load_tokenizer("bytes"))], folder, limits, **options)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

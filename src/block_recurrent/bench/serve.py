@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from block_recurrent.bench.contenders import DEPTH, WIDTH, Setting, import_extra, our_config
-from block_recurrent.bench.serve_mixed import mixed
 from block_recurrent.errors import ConfigError
 
 SUMMARY = "the server under load: streams together, first token from a far memory, beside a peer, mixed requests"
@@ -31,7 +30,7 @@ NOTE = (
     "first: milliseconds to the first token of a request from a saved memory, the median; ratio over the near one. "
     "peer: transformers' generate behind FastAPI, GPT-2 of the same width and depth: each request is a text of nearly "
     f"{CONTEXT} tokens and some more to write; ours continues from the memory of the text, and the peer, which keeps "
-    "nothing between requests, reads it anew; written tokens a second, and ratio is ours over it. mixed: at size micro, "
+    "nothing between requests, reads it anew; written tokens a second, and ratio is ours over it. mixed: size micro, "
     "requests of all kinds at once; every text is compared with what the same request gave alone."
 )
 
@@ -231,6 +230,7 @@ def _peer(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _mixed(args: argparse.Namespace) -> list[dict[str, Any]]:
+    from block_recurrent.bench.serve_mixed import mixed
     from block_recurrent.presets import preset
 
     options = ["--trail-every", "512", "--waiting", "200", "--memories-at-most", "1000"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from pathlib import Path
 
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         for note in notes:
             print(f"brt: note: {note}", file=sys.stderr)
     app = make_app(models, args.memories, limits, key, args.host)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client who leaves in the middle
     # No access log: it would hold what clients ask for. /metrics counts.
     config = uvicorn.Config(
         app, host=args.host, port=args.port, log_level="warning", access_log=False, timeout_graceful_shutdown=5

@@ -74,24 +74,15 @@ def make_app(
     )
     app.state.server, app.state.described = server, _described(folder)
     file_bytes = max(engine.empty().nbytes for _, _, engine, _ in models) + ROOM_FOR_HEADERS
-    guard = Guard(app.router, key, LOOPBACK if host in LOOPBACK else (), _body_bytes(limits, file_bytes))
     for router in (completions.router, memories.router, scoring.router):
         app.include_router(router)
     _add_errors(app)
-    _add_pages(app, guard)
-    app.add_middleware(_Within, guard=guard)
+    _add_pages(app)
+    hosts = LOOPBACK if host in LOOPBACK else ()
+    app.add_middleware(
+        Guard, key=key, hosts=hosts, body_bytes=_body_bytes(limits, file_bytes), answered=server.answered
+    )
     return app
-
-
-class _Within:
-    """The guard as middleware of an application that is made later."""
-
-    def __init__(self, app: Any, guard: Guard) -> None:
-        guard.app = app
-        self.guard = guard
-
-    async def __call__(self, *arguments: Any) -> None:
-        await self.guard(*arguments)
 
 
 def _body_bytes(limits: Limits, file_bytes: int) -> Callable[[str], int]:
@@ -137,7 +128,7 @@ def _add_errors(app: FastAPI) -> None:
         return JSONResponse(error_body(error.status_code, sentence), error.status_code, error.headers)
 
 
-def _add_pages(app: FastAPI, guard: Guard) -> None:
+def _add_pages(app: FastAPI) -> None:
     server: Server = app.state.server
 
     @app.get("/health")
@@ -151,7 +142,7 @@ def _add_pages(app: FastAPI, guard: Guard) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> str:
         """Counts for Prometheus."""
-        return _metrics(server, guard)
+        return _metrics(server)
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
@@ -175,14 +166,14 @@ def _page_file(name: str) -> Response:
     )
 
 
-def _metrics(server: Server, guard: Guard) -> str:
+def _metrics(server: Server) -> str:
     lines = []
 
     def add(name: str, kind: str, what: str, values: Mapping[str, float]) -> None:
         lines.extend([f"# HELP brt_{name} {what}", f"# TYPE brt_{name} {kind}"])
         lines.extend(f"brt_{name}{labels} {value}" for labels, value in values.items())
 
-    answered = {f'{{route="{route}",status="{status}"}}': count for (route, status), count in guard.answered.items()}
+    answered = {f'{{route="{route}",status="{status}"}}': count for (route, status), count in server.answered.items()}
     add("requests_total", "counter", "Requests answered.", answered)
     kinds = {f'{{what="{what}"}}': server.counts[what] for what in ("read", "written", "scored", "reused")}
     add("tokens_total", "counter", "Tokens by what was done with them.", kinds)

@@ -33,6 +33,8 @@ class Server:
     models: dict[str, Served] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     """Tokens read, written, scored and reused."""
+    answered: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Requests by route and status."""
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.limits.lanes + self.limits.waiting)
