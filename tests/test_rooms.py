@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,9 +28,9 @@ FLOORS = {
     "model": 3,
     "checkpoint": 4,
     "inference": 5,
-    "train": 6,
     "evaluate": 6,
     "hub": 6,
+    "train": 7,
     "analysis": 7,
     "studies": 8,
     "serve": 8,
@@ -69,6 +70,24 @@ def test_a_room_imports_itself_and_lower_floors(path: Path) -> None:
 
 def test_every_room_is_reached() -> None:
     assert {"model", "nn", "cli", "data"} <= {room_of(path) for path in FILES}
+
+
+PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
+WALKS = {"From a token to an update": 20, "From a document to a step": 10, "From a memory to text": 10}
+WALKS |= {"One written token": 8}
+
+
+@pytest.mark.parametrize(("walk", "most"), WALKS.items())
+def test_a_walk_is_short_and_its_files_exist(walk: str, most: int) -> None:
+    text = PAGE.read_text(encoding="utf-8").partition(f"**{walk}**")[2].partition("\n\n")[0]
+    files = re.findall(r"`([\w/]+\.(?:py|c))`", text)
+    assert [name for name in files if not (PACKAGE / name).is_file()] == []
+    assert most >= len(files) == len(set(files)) > 4, "no place is visited twice"
+
+
+def test_the_page_has_the_floors() -> None:
+    rows = re.findall(r"^\| (\d) \| ([^|]*) \|", PAGE.read_text(encoding="utf-8"), re.M)
+    assert {room: int(floor) for floor, rooms in rows for room in re.findall(r"`(\w+)`", rooms)} == FLOORS
 
 
 def modules_after(code: str) -> set[str]:

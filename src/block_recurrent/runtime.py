@@ -30,8 +30,7 @@ class Runtime:
     """This process among its world, and what it computes on."""
 
     device: torch.device
-    dtype: torch.dtype
-    """Of the computation; weights are float32."""
+    dtype: torch.dtype  # of the computation; weights are float32
     rank: int = 0
     world: int = 1
 

@@ -34,7 +34,7 @@ def change_manifest(corpus: Corpus, change: Callable[[dict[str, Any]], object], 
 
 
 def test_reading(corpus: Corpus) -> None:
-    assert (corpus.mark, corpus.vocab_size, corpus.dtype) == (256, 257, np.uint16)
+    assert (corpus.eos_token_id, corpus.vocab_size, corpus.dtype) == (256, 257, np.uint16)
     assert corpus.lengths("train").tolist() == [7, 5]
     assert corpus.tokens("train", 1).tobytes() == b"t\0h\0r\0e\0e\0"
     assert corpus.find("test/c.txt") == ("test", 0)
@@ -170,8 +170,8 @@ def test_the_numbers_of_info(corpus: Corpus) -> None:
 def test_a_stream_of_a_real_corpus(corpus: Corpus) -> None:
     steps = list(LaneStream(corpus, "train", 1, 4, one_pass=True))
     targets = np.concatenate([step.targets[0] for step in steps])
-    assert bytes(targets[targets != corpus.mark].tolist()) == b"one twothree"
-    assert (targets == corpus.mark).sum() == 2 + 2, "two marks and two paddings"
+    assert bytes(targets[targets != corpus.eos_token_id].tolist()) == b"one twothree"
+    assert (targets == corpus.eos_token_id).sum() == 2 + 2, "two marks and two paddings"
     assert sum(int(step.mask.sum()) for step in steps) == 12 + 2
 
 

@@ -26,7 +26,7 @@ from block_recurrent.inference.session_file import read_memory_file
 from block_recurrent.inference.trail import locked, places_of
 from block_recurrent.run_config import DataConfig, RunConfig
 from block_recurrent.serve.limits import Limits
-from block_recurrent.studies.run_folder import save_run
+from tests.run_folders import save_run
 
 from .conftest import Served, book, httpx, serving
 

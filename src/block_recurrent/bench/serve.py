@@ -141,17 +141,20 @@ def saved(config: Any) -> Iterator[Path]:
     """A run with random weights, for a server to load."""
     import torch
 
-    from block_recurrent.data import load_tokenizer
+    from block_recurrent.checkpoint import CONFIG, WEIGHTS, aside_of, finish, step_folder, write_tensors
     from block_recurrent.model.language_model import BlockRecurrentLM
     from block_recurrent.run_config import DataConfig, RunConfig
-    from block_recurrent.studies.run_folder import save_run
 
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        model = BlockRecurrentLM(config)
+        run_folder = Path(folder) / "model"
+        aside = aside_of(step_folder(run_folder, 1))
+        aside.mkdir(parents=True)
         run_config = RunConfig("rec-fixed-skip", "micro", config, DataConfig(path="none"))
-        save_run(Path(folder) / "model", run_config, model, load_tokenizer("bytes"), 1)
-        yield Path(folder) / "model"
+        (run_folder / CONFIG).write_text(run_config.to_toml(), encoding="utf-8")
+        write_tensors(aside / WEIGHTS, BlockRecurrentLM(config).state_dict())
+        finish(step_folder(run_folder, 1), 1, None)
+        yield run_folder
 
 
 def _wide() -> Any:

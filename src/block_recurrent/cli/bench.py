@@ -8,15 +8,26 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-from block_recurrent.cli.output import markdown, print_table, write_text
+from block_recurrent.io.output import markdown, print_table, write_file, write_json
 
-BENCHMARKS = ("data", "eval", "kernels", "length", "overhead", "peers", "serve", "steptime", "write")
+BENCHMARKS = (
+    "data",
+    "eval",
+    "kernels",
+    "launches",
+    "length",
+    "overhead",
+    "peers",
+    "serve",
+    "steptime",
+    "triton",
+    "write",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,10 +58,10 @@ def run(args: argparse.Namespace) -> int:
     print(args.benchmark.NOTE)
     print("; ".join(where))
     if args.json:
-        write_text(args.json, json.dumps(result, indent=1) + "\n")
+        write_json(args.json, result)
     if args.markdown:
         text = f"`{result['command']}`\n\n{markdown(head, rows)}\n{args.benchmark.NOTE}\n\nOn {'; '.join(where)}.\n"
-        write_text(args.markdown, text)
+        write_file(args.markdown, text)
     return 0
 
 

@@ -49,9 +49,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--top is {args.top}: it must be at least 1")
     _make_folder(args.out)
     from block_recurrent.analysis.comparison import compare
+    from block_recurrent.analysis.memory_report import inspection_numbers, inspection_page_data
     from block_recurrent.analysis.report import ReportData, write_report
     from block_recurrent.data import Corpus
-    from block_recurrent.evaluate.progress import shown_progress
+    from block_recurrent.io.progress import shown_progress
 
     corpus = Corpus(args.data)
     loaded_a = load(args.a, args)
@@ -59,13 +60,25 @@ def run(args: argparse.Namespace) -> int:
     _check_tokenizers(loaded_a, loaded_b, corpus, args)
     reading_a, reading_b, about_b, chosen = _readings(loaded_a, loaded_b, corpus, args)
     with shown_progress("reading twice") as progress:
-        found = compare(reading_a, reading_b, corpus, args.split, chosen, args.top, args.lanes, args.chunk, progress)
+        found = compare(
+            reading_a,
+            reading_b,
+            corpus,
+            args.split,
+            chosen,
+            args.top,
+            lanes=args.lanes,
+            chunk=args.chunk,
+            progress=progress,
+        )
     side_a = _side(reading_a.label, args.a, loaded_a, "as trained")
     side_b = _side(reading_b.label, args.b or args.a, loaded_b, about_b)
     numbers, pages, inspections = [], [], []
     if loaded_a.model.config.recurrent_layers and not args.no_inspect:
-        inspection, number, page = inspect_document(loaded_a, found.documents[0].name, found.documents[0].text)
-        numbers, pages, inspections = [number], [page], [inspection]
+        name, text = found.documents[0].name, found.documents[0].text
+        inspection, taken = inspect_document(loaded_a, name, text.tokens[:INSPECTED_TOKENS])
+        numbers, pages = [inspection_numbers(inspection, taken)], [inspection_page_data(inspection, taken, text)]
+        inspections = [inspection]
     title = f"{reading_a.label} against {reading_b.label}"
     subtitle = f"split '{args.split}' of {corpus.folder.name}: {found.total_a.tokens:,} tokens"
     write_report(args.out, ReportData(title, subtitle, found, side_a, side_b, numbers, pages))
@@ -128,7 +141,7 @@ def _left_by(loaded: LoadedRun, corpus: Corpus, split: str, index: int) -> Any:
 
     from block_recurrent.evaluate.state_edits import states_after
 
-    tokens = np.concatenate([[corpus.mark], corpus.tokens(split, index)]).astype(np.int64)
+    tokens = np.concatenate([[corpus.eos_token_id], corpus.tokens(split, index)]).astype(np.int64)
     return states_after(loaded.model, tokens)
 
 
@@ -154,19 +167,16 @@ def _side(label: str, run: str, loaded: LoadedRun, about: str) -> Side:
     return Side(label, f"run {Path(run).name}, step {loaded.checkpoint.step}; {about}", flat)
 
 
-def inspect_document(loaded: LoadedRun, name: str, text: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """The inspection of a document's beginning: itself, its numbers, and its part of a page."""
+def inspect_document(loaded: LoadedRun, name: str, tokens: Any, with_ablation: bool = True) -> tuple[Any, list[Any]]:
+    """The inspection of a text, and what its state vectors are worth."""
+    from block_recurrent.analysis.ablation import ablate
     from block_recurrent.analysis.inspector import inspect
-    from block_recurrent.analysis.memory_report import inspection_numbers, inspection_page_data
-    from block_recurrent.analysis.removal import removals
-    from block_recurrent.evaluate.progress import shown_progress
+    from block_recurrent.io.progress import shown_progress
 
-    tokens = text.tokens[:INSPECTED_TOKENS]
     with shown_progress("looking into the memory") as progress:
         inspection = inspect(loaded.model, tokens, name, progress)
     with shown_progress("taking state vectors away") as progress:
-        taken = removals(loaded.model, tokens, inspection, progress)
-    return inspection, inspection_numbers(inspection, taken), inspection_page_data(inspection, taken, text)
+        return inspection, ablate(loaded.model, tokens, inspection, progress) if with_ablation else []
 
 
 def _print(found: Comparison, out: Path) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from block_recurrent.cli.output import print_table
 from block_recurrent.errors import DataError
+from block_recurrent.io.output import print_table
+from block_recurrent.io.progress import shown_progress
 
 if TYPE_CHECKING:
     from block_recurrent.data import Corpus
@@ -77,7 +78,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace) -> int:
-    from block_recurrent.cli.progress import ByteProgress
     from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
     from block_recurrent.data.sources import total_size
     from block_recurrent.data.tokenizers.base import load_tokenizer
@@ -86,8 +86,9 @@ def _prepare(args: argparse.Namespace) -> int:
         tuple(args.sources), args.unit, args.validation, args.test, args.strict, args.overwrite, args.threads
     )
     tokenizer = load_tokenizer(args.tokenizer)
-    with ByteProgress("prepare", total_size(args.sources)) as progress:
-        corpus = prepare(settings, tokenizer, args.out, progress.update)
+    size = total_size(args.sources)
+    with shown_progress("prepare", "bytes") as progress:
+        corpus = prepare(settings, tokenizer, args.out, lambda _, done: progress(done, size))
     print(f"prepared {args.out}")
     _print_summary(corpus, segment=4096)
     _print_remarks(corpus)

@@ -99,7 +99,7 @@ def _module_to_read(data: Path, out: Path) -> _Module:
 
 
 def _close(args: argparse.Namespace, module: _Module, seconds: float) -> None:
-    from block_recurrent.cli.output import print_table
+    from block_recurrent.io.output import print_table
     from block_recurrent.train.report import read_metrics
 
     rows = []

@@ -24,6 +24,8 @@ EXTRAS = {
     "serve": ("fastapi", "brt serve"),
 }
 GEMM = 2048
+KEPT = "is kept for the next tensor"
+NO_KERNELS = "missing: torch does their work; install again with gcc on Linux, for a processor with AVX2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,17 +68,11 @@ def _facts() -> dict[str, dict[str, Any]]:
             "instructions": torch.backends.cpu.get_cpu_capability(),
         },
         "choices": {
-            "--device auto": str(device)
-            if device.type == "cpu"
-            else f"{device} ({torch.cuda.get_device_name(device)})",
+            "--device auto": f"{device}{'' if device.type == 'cpu' else f' ({torch.cuda.get_device_name(device)})'}",
             "--dtype auto": str(pick_dtype("auto", device)).removeprefix("torch."),
             "--dtype bfloat16": _bfloat16(device),
-            "freed memory": "is kept for the next tensor"
-            if kept
-            else "goes back to the system: this C library decides",
-            "kernels in C": "in use"
-            if cpp.LIBRARY
-            else "missing: torch does their work; install again with gcc on Linux, for a processor with AVX2",
+            "freed memory": KEPT if kept else "goes back to the system: this C library decides",
+            "kernels in C": "in use" if cpp.LIBRARY else NO_KERNELS,
         },
         "kernels": {
             f"{op}: {row.backend}": f"{_calls(row)}: {row.why}" for op, rows in registry.TABLE.items() for row in rows

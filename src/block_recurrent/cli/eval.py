@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from block_recurrent.cli.output import write_text
 from block_recurrent.cli.read import add_weights_argument
-from block_recurrent.errors import ConfigError, DataError
+from block_recurrent.errors import ConfigError
+from block_recurrent.io.output import check_folders, write_json
 
 if TYPE_CHECKING:
     from block_recurrent.checkpoint import LoadedRun
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         print(vocabulary_table(rows))
     if args.json:
         whole = results[0] if len(results) == 1 else {"table": rows, "runs": results}
-        write_text(args.json, json.dumps(whole, indent=1) + "\n")
+        write_json(args.json, whole)
     if args.plot:
         from block_recurrent.analysis.plots import write_cumulative
 
@@ -98,9 +97,9 @@ def load(name: str, args: argparse.Namespace, checkpoint: str | None = None) -> 
 def _evaluate(name: str, folder: str, args: argparse.Namespace) -> tuple[LoadedRun, Evaluation]:
     from block_recurrent.data import Corpus
     from block_recurrent.evaluate.evaluation import EvalSettings, check_tokenizer, evaluate_split
-    from block_recurrent.evaluate.progress import shown_progress
     from block_recurrent.evaluate.state_edits import clear_every
     from block_recurrent.inference.engine import Engine
+    from block_recurrent.io.progress import shown_progress
 
     corpus = Corpus(folder)
     loaded = load(name, args)
@@ -122,6 +121,4 @@ def _check_outputs(args: argparse.Namespace) -> None:
         from block_recurrent.analysis.plots import check_plot_path
 
         check_plot_path(args.plot)
-    for path in (args.json, args.plot):
-        if path and not path.parent.is_dir():
-            raise DataError(f"can't write '{path}': there is no folder '{path.parent}'")
+    check_folders(args.json, args.plot)

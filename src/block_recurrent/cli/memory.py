@@ -7,6 +7,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from block_recurrent.io.output import print_table
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
@@ -66,9 +68,8 @@ def _diff(args: argparse.Namespace) -> int:
         print(json.dumps(facts | {"layers": [asdict(row) for row in rows]}, indent=1))
         return 0
     print(f"{a.tokens:,} and {b.tokens:,} tokens; the texts are {'' if a.text_hash == b.text_hash else 'not '}the same")
-    print(f"{'layer':>5}  {'what':14} {'largest':>10} {'relative':>10} {'cosine':>8}")
-    for row in rows:
-        print(f"{row.layer:>5}  {row.what:14} {row.largest:>10.3g} {row.relative:>10.3g} {row.cosine:>8.4f}")
+    numbers = ([str(r.layer), r.what, f"{r.largest:.3g}", f"{r.relative:.3g}", f"{r.cosine:.4f}"] for r in rows)
+    print_table(["layer", "what", "largest", "relative", "cosine"], numbers)
     return 0
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 
 from block_recurrent.accounting import cost_of
+from block_recurrent.io.output import print_table
 from block_recurrent.presets import DEFAULT_VOCAB_SIZE, SIZES, SYSTEMS, preset
 
 
@@ -26,13 +27,15 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(rows, indent=1))
         return 0
-    print(f"{'system':22} {'size':6} {'parameters':>11} {'non-embedding':>14} {'FLOPs/token':>12} {'memory/lane':>12}")
-    for row in rows:
-        print(
-            f"{row['system']:22} {row['size']:6} {_short(row['parameters']):>11} "
-            f"{_short(row['non_embedding_parameters']):>14} {_short(row['flops_per_token']):>12} "
-            f"{row['memory_bytes'] / 2**20:>8.2f} MiB"
-        )
+    head = ["system", "size", "parameters", "non-embedding", "FLOPs/token", "memory/lane"]
+    keys = ("parameters", "non_embedding_parameters", "flops_per_token")
+    print_table(
+        head,
+        (
+            [row["system"], row["size"], *(_short(row[key]) for key in keys), f"{row['memory_bytes'] / 2**20:.2f} MiB"]
+            for row in rows
+        ),
+    )
     print(f"\nvocabulary {args.vocab_size}; FLOPs of a training step, logits included; memory in float32")
     return 0
 

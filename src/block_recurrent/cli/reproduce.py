@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-from block_recurrent.cli.output import markdown, print_table, write_text
 from block_recurrent.errors import ConfigError
+from block_recurrent.io.output import markdown, print_table, write_file, write_json
 from block_recurrent.presets import SIZES, preset
 from block_recurrent.run_config import check_keys, parse_settings
 from block_recurrent.studies.paper_tables import TABLES
@@ -77,9 +76,9 @@ def _write_results(out: Path, table: str, found: dict[str, Any], lines: tuple[li
     print(NOTE)
     command = shlex.join(["brt", *sys.argv[1:]])
     result = {"command": command, **found, "machine": machine(), "versions": versions()}
-    write_text(out / f"{table}.json", json.dumps(result, indent=1) + "\n")
+    write_json(out / f"{table}.json", result)
     text = f"`{command}`: {found['steps']} steps a run.\n\n{markdown(head, rows)}\n{NOTE}\n"
-    write_text(out / f"{table}.md", text)
+    write_file(out / f"{table}.md", text)
     print(f"wrote {table}.json and {table}.md in {out}")
     _curves(out, table, found)
 

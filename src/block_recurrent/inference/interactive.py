@@ -13,8 +13,7 @@ from block_recurrent.inference.sampling import Sampling
 from block_recurrent.inference.session import Session
 from block_recurrent.inference.session_state import SessionState
 
-KEPT_STEPS = 32
-"""How far /undo goes back. A step is a memory, which may be many megabytes."""
+KEPT_STEPS = 32  # how far /undo goes back. A step is a memory, which may be many megabytes.
 
 
 class Conversation:

@@ -32,19 +32,16 @@ from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 
 Tokens = Sequence[int] | np.ndarray | torch.Tensor
-TEXT_AT_ONCE = 1 << 20
-"""Characters or tokens that are worked on at once."""
+TEXT_AT_ONCE = 1 << 20  # characters or tokens that are worked on at once
 
 
 @dataclass(frozen=True)
 class Scored:
     """How well a text was predicted."""
 
-    bits: float
-    """Sum of negative log2 probabilities of its tokens."""
+    bits: float  # sum of negative log2 probabilities of its tokens
     tokens: int
-    bytes: int
-    """Of the text as UTF-8."""
+    bytes: int  # of the text as UTF-8
 
 
 class Session:
@@ -68,7 +65,7 @@ class Session:
                 f"{self.engine.config.vocab_size}: they don't belong together"
             )
         self.tokenizer, self.name = tokenizer, name
-        self.state = SessionState(self.engine.empty(), tokenizer.mark) if state is None else state
+        self.state = SessionState(self.engine.empty(), tokenizer.eos_token_id) if state is None else state
 
     @property
     def memory(self) -> DocumentMemory:
@@ -210,10 +207,10 @@ class Session:
         if isinstance(tokens, torch.Tensor):
             tokens = tokens.detach().cpu().numpy()
         array = self.tokenizer.check(tokens)
-        if (array == self.tokenizer.mark).any():
+        if (array == self.tokenizer.eos_token_id).any():
             raise InputError(
-                f"the tokens hold the document mark {self.tokenizer.mark}: it is no part of a text, a session puts "
-                "it in front by itself; start a new Session for a new document"
+                f"the tokens hold the document mark {self.tokenizer.eos_token_id}: it is no part of a text, a session "
+                "puts it in front by itself; start a new Session for a new document"
             )
         return array
 

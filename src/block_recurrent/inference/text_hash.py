@@ -18,10 +18,8 @@ class TextHash:
     """The hash of a text so far."""
 
     chain: bytes = b""
-    tail: bytes = b""
-    """What came after the last whole piece."""
-    length: int = 0
-    """Bytes of the text."""
+    tail: bytes = b""  # what came after the last whole piece
+    length: int = 0  # bytes of the text
 
     def update(self, data: bytes) -> TextHash:
         """The hash of the text with more behind it."""

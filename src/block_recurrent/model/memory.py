@@ -24,6 +24,7 @@ from torch import Tensor
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import InputError, MemoryMismatchError
 from block_recurrent.model.knn_memory import KNNMemory, room_to_spare
+from block_recurrent.ops import on_device
 
 if TYPE_CHECKING:
     from block_recurrent.model.language_model import BlockRecurrentLM
@@ -58,15 +59,11 @@ class LayerMemory:
 class DocumentMemory:
     """The memory of B lanes. Make one with `empty` or `load`; a model's call returns the next."""
 
-    layers: tuple[LayerMemory, ...]
-    tokens_read: Tensor
-    """(B,) int64, on the CPU: tokens of its document that each lane has read."""
-    config: ModelConfig
-    """The model's configuration; a memory fits models of the same shape."""
-    maker: weakref.ref[BlockRecurrentLM] | None = None
-    """The model that made it, where it is known."""
-    fingerprint: str | None = None
-    """Hash of that model's shape and weights, where the memory comes from a file."""
+    layers: Sequence[LayerMemory]
+    tokens_read: Tensor  # (B,) int64, on the CPU: tokens of its document that each lane has read
+    config: ModelConfig  # the model's configuration; a memory fits models of the same shape
+    maker: weakref.ref[BlockRecurrentLM] | None = None  # the model that made it, where it is known
+    fingerprint: str | None = None  # hash of that model's shape and weights, where the memory comes from a file
 
     @classmethod
     def empty(
@@ -178,7 +175,7 @@ class DocumentMemory:
         if not any(lanes):
             return self
         marked = torch.tensor(lanes)
-        gone = marked.to(self.device)[:, None, None, None]
+        gone = on_device(marked, self.device)[:, None, None, None]
         layers = [
             LayerMemory(
                 layer.keys.masked_fill(gone, 0),

@@ -16,20 +16,3 @@ from block_recurrent.run_config.sections import (
     TrainConfig,
     check_keys,
 )
-
-__all__ = [
-    "DTYPES",
-    "PARALLEL",
-    "DataConfig",
-    "EvalConfig",
-    "OptimizerConfig",
-    "RunConfig",
-    "ScheduleConfig",
-    "TrainConfig",
-    "check_keys",
-    "differences",
-    "merge",
-    "parse_settings",
-    "read_toml",
-    "resolve",
-]

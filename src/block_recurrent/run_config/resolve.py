@@ -63,7 +63,11 @@ def _learning_rates(values: Mapping[str, Any]) -> dict[str, Any]:
     if kind not in ENDING_SCHEDULES:
         return {"learning_rate": first}
     steps = values.get("train", {}).get("steps", TrainConfig.steps)
-    return {"learning_rate": first, "final_learning_rate": first / 10, "decay_steps": steps}
+    return {
+        "learning_rate": first,
+        "final_learning_rate": first / 10,
+        "decay_steps": max(1, steps // 5) if kind == "wsd" else steps,
+    }
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

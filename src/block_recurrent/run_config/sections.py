@@ -12,8 +12,8 @@ from block_recurrent.config import ModelConfig
 from block_recurrent.errors import ConfigError, did_you_mean
 
 OPTIMIZERS = ("adafactor", "adamw")
-SCHEDULES = ("inverse-sqrt", "cosine", "linear", "constant")
-ENDING_SCHEDULES = ("cosine", "linear")
+SCHEDULES = ("inverse-sqrt", "cosine", "linear", "constant", "wsd")
+ENDING_SCHEDULES = ("cosine", "linear", "wsd")
 DTYPES = ("auto", "float32", "bfloat16")
 PARALLEL = ("ddp", "fsdp")
 
@@ -156,15 +156,16 @@ class ScheduleConfig(Section):
 
     section = "schedule"
     kind: str = "inverse-sqrt"
-    """inverse-sqrt, cosine, linear or constant; all with warm-up."""
+    """inverse-sqrt, cosine, linear, constant or wsd (constant, then linear at the end); all with warm-up."""
     learning_rate: float = 1.0
     """inverse-sqrt: this over the root of the step; the others: the first value."""
     final_learning_rate: float = 0.0
-    """cosine and linear: the last value."""
+    """cosine, linear and wsd: the last value."""
     warmup: int = 1000
     """Updates over which the rate rises from nothing."""
     decay_steps: int = 0
-    """cosine and linear: updates until the last value is reached; unset: train.steps."""
+    """cosine and linear: updates until the last value is reached; unset: train.steps. wsd: the last updates, over which
+    the rate falls; unset: a fifth."""
 
     def check(self) -> None:
         self.one_of("kind", SCHEDULES)

@@ -123,7 +123,7 @@ class Job:
 
     def choice(self, step: Step) -> dict[str, Any]:
         """A step as a choice of a streamed answer."""
-        mark = step.written.token == self.model.tokenizer.mark
+        mark = step.written.token == self.model.tokenizer.eos_token_id
         ids = [] if mark else [step.written.token]
         self.written += len(ids)
         logprobs = None
@@ -249,7 +249,7 @@ def _model(model: Served) -> dict[str, Any]:
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
     """A token as text; as OpenAI does it where it is no whole character."""
-    if token == tokenizer.mark:
+    if token == tokenizer.eos_token_id:
         return "<|endoftext|>"
     raw = tokenizer.decode_bytes([token], begin=False)
     try:

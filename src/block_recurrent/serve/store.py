@@ -307,7 +307,7 @@ def _notes_at(memory: Memory, position: int) -> dict[str, Any]:
 def _check_fits(state: SessionState, model: Served) -> None:
     """A file may say anything of itself: its numbers must be those that this model's memories have."""
     state.memory.check_same_shape(model.engine.config, "the model that is served")
-    mark = model.tokenizer.mark
+    mark = model.tokenizer.eos_token_id
     ids = [state.pending, *state.recent]
     fits = all(0 <= token <= mark for token in ids) and state.position >= 0
     for mine, theirs in zip(state.memory.layers, model.engine.empty().layers, strict=True):

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from block_recurrent import runtime as rt
 from block_recurrent.accounting import cost_of
-from block_recurrent.data import Corpus
+from block_recurrent.io.output import print_table
 from block_recurrent.run_config import RunConfig
-from block_recurrent.train.loop import Trainer, settle
+from block_recurrent.train.loop import Trainer
 
 FLOAT32 = 4
 
@@ -20,18 +20,14 @@ FLOAT32 = 4
 def dry_run(config: RunConfig) -> None:
     """Print the resolved configuration, parameters by group and estimated memory; make one update and throw it away."""
     with rt.start(config.train.device, config.train.dtype) as runtime:
-        corpus = Corpus(config.data.path)
-        config = settle(config, corpus, runtime)
-        trainer = Trainer(config, corpus, runtime)
+        trainer = Trainer(config, runtime)
         if runtime.is_main:
-            print(config.to_toml())
-            _print_table("parameters", parameter_groups(trainer), "{:>15,}")
-            _print_table("estimated memory of one process", estimated_memory(trainer), "{:>12,.1f} MiB", 2**20)
+            print(trainer.config.to_toml())
+            _print_table("parameters", parameter_groups(trainer), "{:,}")
+            _print_table("estimated memory of one process", estimated_memory(trainer), "{:,.1f} MiB", 2**20)
         with trainer.stream:
             began = time.perf_counter()
-            update, _ = trainer.updater.update(
-                1, [next(trainer.stream) for _ in range(config.train.bptt)], trainer.snapshot.memories
-            )
+            update = trainer.update(1, trainer.next_segments())
             seconds = time.perf_counter() - began
         if runtime.is_main:
             print(
@@ -43,7 +39,7 @@ def dry_run(config: RunConfig) -> None:
 def parameter_groups(trainer: Trainer) -> dict[str, int]:
     """Parameters by what they are for."""
     groups: dict[str, int] = {}
-    for name, p in trainer.snapshot.model.named_parameters():
+    for name, p in trainer.state.model.named_parameters():
         group = _group(name)
         groups[group] = groups.get(group, 0) + p.numel()
     return groups
@@ -62,9 +58,9 @@ def estimated_memory(trainer: Trainer) -> dict[str, float]:
     """Bytes on one process: exact but for activations, which are a sum over what the backward pass needs."""
     config, world = trainer.config, trainer.runtime.world
     shards = world if config.train.parallel == "fsdp" else 1
-    model = trainer.snapshot.model
+    model = trainer.state.model
     weights = FLOAT32 * sum(p.numel() for p in model.parameters())
-    states = [x for state in trainer.snapshot.optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
+    states = [x for state in trainer.state.optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
     lanes = config.train.lanes // world
     return {
         "weights": weights / shards,
@@ -98,8 +94,9 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _print_table(title: str, rows: dict[str, int] | dict[str, float], form: str, unit: float = 1) -> None:
-    print(f"{title}:")
-    for name, value in [*rows.items(), ("all", sum(rows.values()))]:
-        print(f"  {name:22}{form.format(value / unit if unit != 1 else value)}")
+def _print_table(title: str, rows: dict[str, int] | dict[str, float], form: str, unit: int = 1) -> None:
+    shown = [(name, form.format(value / unit if unit > 1 else value)) for name, value in rows.items()]
+    print_table(
+        [title, ""], [*shown, ("all", form.format(sum(rows.values()) / unit if unit > 1 else sum(rows.values())))]
+    )
     print()

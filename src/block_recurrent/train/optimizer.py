@@ -22,8 +22,7 @@ from block_recurrent.run_config import OptimizerConfig
 SMALLEST_FACTORED = 128
 DECAY_EXPONENT = 0.8
 EPSILON = 1e-30
-SMALLEST_SCALE = 1e-3
-"""A parameter of size zero still moves: updates are scaled by at least this."""
+SMALLEST_SCALE = 1e-3  # A parameter of size zero still moves: updates are scaled by at least this
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -121,10 +120,8 @@ class _Factored(NamedTuple):
     grad: Tensor
     v_row: Tensor
     v_col: Tensor
-    d_col: int
-    """The second largest dimension: v_col is a mean over it."""
-    d_row: int
-    """The largest dimension: v_row is a mean over it."""
+    d_col: int  # the second largest dimension: v_col is a mean over it
+    d_row: int  # the largest dimension: v_row is a mean over it
 
 
 def _by_factored_rms(

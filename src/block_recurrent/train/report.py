@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -62,14 +61,12 @@ class Reporter:
             self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.is_silent:
             return
         self._progress.stop()
-        if kind is not None and error is not None:
-            self._write(self._log, f"{_now()} stopped: {kind.__name__}: {error}")
+        if error is not None:
+            self._write(self._log, f"{_now()} stopped: {type(error).__name__}: {error}")
         if self._board is not None:
             self._board.close()
         self._metrics.close()

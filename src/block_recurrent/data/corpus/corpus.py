@@ -105,11 +105,6 @@ class Corpus:
             f"'{self.folder / MANIFEST}' is damaged: {what}; prepare the folder again with --overwrite"
         )
 
-    @property
-    def mark(self) -> int:
-        """Another name of `eos_token_id`."""
-        return self.eos_token_id
-
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the tokens."""

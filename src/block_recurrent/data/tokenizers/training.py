@@ -17,7 +17,7 @@ from block_recurrent.data.sources.text import Unit
 from block_recurrent.data.tokenizers.base import ByteTokenizer, Tokenizer, tokenizer_from_model
 from block_recurrent.data.tokenizers.sentencepiece import SPACE
 from block_recurrent.errors import DataError
-from block_recurrent.io.atomic import atomic_file
+from block_recurrent.io.output import write_file
 
 LEAST_SIZE, MOST_SIZE = 512, 131_072
 # SentencePiece holds its sample in memory, several times over; more text than this hardly changes a vocabulary.
@@ -47,12 +47,7 @@ def train_tokenizer(
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     """Writes the vocabulary file, whole or not at all."""
     assert tokenizer.model is not None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as aside:
-            aside.write_bytes(tokenizer.model)
-    except OSError as error:
-        raise DataError(f"can't write the tokenizer to '{path}': {error.strerror}") from None
+    write_file(path, tokenizer.model, make_folder=True)
 
 
 def _train(sentences: list[str], vocab_size: int) -> bytes:

@@ -90,11 +90,36 @@ INLINE void lay_rows(const float *x, int64_t x_row, int there, int K, float *out
     }
 }
 
-/* rows x width -> panels of width x PANEL, which the products above want on their right. */
+/* Rows `by` apart trade the columns that are as far apart: one of the steps of `transpose`. */
+INLINE void trade(vector *rows, const int by) {
+    integers upper, lower;
+    for (int c = 0; c < LANES; c++) upper[c] = c & by ? LANES + (c ^ by) : c, lower[c] = c & by ? LANES + c : c ^ by;
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++)
+        if (!(i & by)) {
+            const vector above = rows[i], below = rows[i + by];
+            rows[i] = __builtin_shuffle(above, below, upper), rows[i + by] = __builtin_shuffle(above, below, lower);
+        }
+}
+
+/* LANES x LANES numbers, in registers. */
+INLINE void transpose(const float *x, int64_t x_row, float *out, int64_t out_row) {
+    vector rows[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) rows[i] = *(const vector *)(x + i * x_row);
+    trade(rows, 1), trade(rows, 2), trade(rows, 4);
+    if (LANES > 8) trade(rows, 8);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) *(vector *)(out + i * out_row) = rows[i];
+}
+
+/* rows x width -> panels of width x PANEL, which the products above want on their right. The width is a multiple of a
+   vector, and there are rows up to the next multiple of one. */
 INLINE void lay_panels(const float *rows, int width, int count, float *out) {
-    for (int first = 0; first < count; first += PANEL, rows += PANEL * width, out += PANEL * width)
-        for (int k = 0; k < width; k++)
-            for (int j = 0; j < PANEL; j++) out[k * PANEL + j] = rows[j * width + k];
+    for (int first = 0; first < count; first += LANES, rows += LANES * width) {
+        float *panel = out + first / PANEL * PANEL * width + first % PANEL;
+        for (int k = 0; k < width; k += LANES) transpose(rows + k, width, panel + k * PANEL, PANEL);
+    }
 }
 
 /* ---- Vectors ------------------------------------------------------------------------------------------------------ */

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import weakref
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,36 +46,33 @@ STATE = "state.json"
 
 
 @dataclass
-class Progress:
+class Counters:
     """How far a run has come; plain values, kept in state.json."""
 
     step: int = 0
     tokens_seen: int = 0
-    best_bits: float | None = None
-    """Lowest bits per token on validation so far."""
-    cursor: dict[str, Any] = field(default_factory=dict)
-    """Where the data stream stands; empty at the beginning."""
+    best_bits: float | None = None  # lowest bits per token on validation so far
+    cursor: dict[str, Any] = field(default_factory=dict)  # where the data stream stands; empty at the beginning
 
 
 @dataclass
-class Snapshot:
+class TrainingState:
     """Everything that changes while a model trains, on this process."""
 
     runtime: Runtime
     model: BlockRecurrentLM
     optimizer: torch.optim.Optimizer
-    memories: list[DocumentMemory]
-    """One for each group of lanes (gradient accumulation), in the order of lanes."""
-    progress: Progress = field(default_factory=Progress)
+    memories: list[DocumentMemory]  # one for each group of lanes (gradient accumulation), in the order of lanes
+    counters: Counters = field(default_factory=Counters)
 
     def save(self, run: Path, validation_bits: float | None) -> Path:
         """Write a checkpoint; it is whole or not there. An error on one process is an error on all."""
-        path = step_folder(run, self.progress.step)
+        path = step_folder(run, self.counters.step)
         aside = aside_of(path)
         self._together(path, lambda: _fresh_folder(aside) if self.runtime.is_main else None)
         self._together(path, lambda: self._write(aside))
         self._together(
-            path, lambda: finish(path, self.progress.step, validation_bits) if self.runtime.is_main else None
+            path, lambda: finish(path, self.counters.step, validation_bits) if self.runtime.is_main else None
         )
         return path
 
@@ -92,7 +88,7 @@ class Snapshot:
             if self.runtime.is_main:
                 shutil.rmtree(aside_of(path), ignore_errors=True)
             raise CheckpointError(
-                f"the checkpoint of step {self.progress.step} can't be written to '{path.parent}': {problems[0]}; "
+                f"the checkpoint of step {self.counters.step} can't be written to '{path.parent}': {problems[0]}; "
                 "the ones before it are whole: make room, and start the same command again"
             )
 
@@ -107,12 +103,12 @@ class Snapshot:
         suffix = _suffix(self.runtime.rank, self.runtime.world)
         memory = self.memories[0] if len(self.memories) == 1 else DocumentMemory.cat(self.memories)
         # Whose memory it is, the checkpoint says: hashing all weights for it would be slow, and sharded ones can't be.
-        replace(memory, maker=None, fingerprint=f"checkpoint of step {self.progress.step}").save(
+        replace(memory, maker=None, fingerprint=f"checkpoint of step {self.counters.step}").save(
             aside / f"memory-{suffix}"
         )
         write_tensors(aside / f"random-{suffix}", rt.random_state(self.runtime.device))
         if self.runtime.is_main:
-            state = asdict(self.progress) | {"facts": self.runtime.facts()}
+            state = asdict(self.counters) | {"facts": self.runtime.facts()}
             (aside / STATE).write_text(json.dumps(state) + "\n")
 
     def _check_finite(self) -> None:
@@ -125,11 +121,11 @@ class Snapshot:
         """Go on from a checkpoint; returns what is not as it was, for the user to know."""
         state = json.loads((path / STATE).read_text())
         facts = state.pop("facts")
-        self.progress = Progress(**state)
+        self.counters = Counters(**state)
         self._read_tensors(path)
         for group in self.optimizer.param_groups:
             if "step" in group:
-                group["step"] = self.progress.step
+                group["step"] = self.counters.step
         self._read_memory(path, facts["world"])
         notes = [
             f"{name} was {there}, is {here}"
@@ -140,7 +136,7 @@ class Snapshot:
             random = load_file(path / f"random-{_suffix(self.runtime.rank, self.runtime.world)}")
             rt.set_random_state(random, self.runtime.device)
         else:
-            rt.seed(seed + self.progress.step, self.runtime.rank)
+            rt.seed(seed + self.counters.step, self.runtime.rank)
             notes.append(
                 f"lanes are dealt anew to {self.runtime.world} processes: each keeps its document, place and memory, "
                 "but dropout draws other numbers, and sums are rounded in another order"
@@ -183,7 +179,7 @@ class Snapshot:
                 [DocumentMemory.load(path / f"memory-{_suffix(r, world)}") for r in range(world)]
             )
             first = self.runtime.rank * lanes
-        memory = replace(memory, maker=weakref.ref(self.model), fingerprint=None, config=self.model.config)
+        memory = memory.adopted_by(self.model)
         groups, size = len(self.memories), lanes // len(self.memories)
         self.memories = [
             (memory if memory.lanes == size else memory.select(range(first + g * size, first + (g + 1) * size))).to(

@@ -22,7 +22,7 @@ from block_recurrent.checkpoint import (
 )
 from block_recurrent.data import Tokenizer
 from block_recurrent.errors import CheckpointError, ConfigError, TrainingError
-from block_recurrent.io.atomic import atomic_file
+from block_recurrent.io.output import write_file
 from block_recurrent.run_config import RunConfig, differences, read_toml
 
 LOCK = ".lock"
@@ -59,11 +59,11 @@ def open_run(run: Path, config: RunConfig, tokenizer: Tokenizer, resume: str) ->
     for path in list_checkpoints(run):
         if start is None or step_of(path) > start.step:
             notes.append(f"'{path}' is not gone on from; it is kept as '{set_aside(path, 'unused').name}'")
-    _write_whole(run / CONFIG, config.to_toml().encode())
+    write_file(run / CONFIG, config.to_toml(), TrainingError)
     if tokenizer.model is None:
         (run / TOKENIZER).unlink(missing_ok=True)
     else:
-        _write_whole(run / TOKENIZER, tokenizer.model)
+        write_file(run / TOKENIZER, tokenizer.model, TrainingError)
     return start, notes
 
 
@@ -99,11 +99,3 @@ def _refuse_differences(run: Path, config: RunConfig) -> None:
             f"'{run}' was trained with another configuration: {'; '.join(different)}; choose another --out, or "
             "take its weights only, with --init-from"
         )
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    try:
-        with atomic_file(path) as aside:
-            aside.write_bytes(content)
-    except OSError as error:
-        raise TrainingError(f"'{path}' can't be written: {error.strerror or error}") from None
