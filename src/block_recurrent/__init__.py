@@ -1,6 +1,6 @@
 """Block-Recurrent Transformers: language models that read whole books, with a memory of fixed size.
 
-The names below are imported from their rooms when first used, so that `import block_recurrent` does not load torch.
+The names below are imported lazily, when first used, so that `import block_recurrent` does not load torch.
 """
 
 from __future__ import annotations

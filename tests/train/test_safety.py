@@ -113,7 +113,7 @@ def test_full_disk(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.
         elif where == "memory":
             patch.setattr("os.fsync", fails(os.fsync))
         else:
-            patch.setattr(folders, "_sha256", fails(folders._sha256))
+            patch.setattr(folders.door, "sha256_of", fails(folders.door.sha256_of))
         with pytest.raises(CheckpointError, match=r"step 8 can't be written.*No space left on device"):
             train(config, run)
     assert names(run) == ["step-00000004", "step-00000006"]

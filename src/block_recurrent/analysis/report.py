@@ -18,7 +18,7 @@ from block_recurrent.analysis.packing import pack_document
 from block_recurrent.analysis.page_file import finite, write_page
 from block_recurrent.analysis.token_text import DISTANCE_RULE, NAME_RULE, WORD_RULE
 from block_recurrent.evaluate.headroom import DEFINITIONS as HEADROOM_DEFINITIONS
-from block_recurrent.evaluate.measures import DEFINITIONS, MEASURES, Score, bootstrap
+from block_recurrent.evaluate.measures import DEFINITIONS, FEW_DOCUMENTS, MEASURES, Score, bootstrap
 from block_recurrent.evaluate.show import number
 from block_recurrent.io.output import write_json
 
@@ -158,6 +158,7 @@ def _cards(found: Comparison, numbers: dict[str, Any]) -> list[dict[str, str]]:
     difference = numbers["difference"]
     interval = difference["interval_95"]
     within = f"95% interval {interval[0]:+.4f} to {interval[1]:+.4f}" if interval else "one document: no interval"
+    within += f" (only {len(found.documents)} documents)" if 1 < len(found.documents) < FEW_DOCUMENTS else ""
     names = numbers["proper_names"]
     beyond = numbers["where"]["top_a"]["beyond"] + numbers["where"]["top_a"]["segment"]
     count = max(1, len(found.top_a))

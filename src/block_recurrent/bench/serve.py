@@ -118,8 +118,8 @@ class Client:
             "POST", "/v1/completions", json.dumps(body | {"stream": True}), {"content-type": "application/json"}
         )
         answer = connection.getresponse()
-        while count:
-            count -= answer.readline().startswith(b"data")
+        while count and (line := answer.readline()):  # the text may end before
+            count -= line.startswith(b"data")
         seconds = time.perf_counter() - began
         connection.close()
         return seconds

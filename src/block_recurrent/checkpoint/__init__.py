@@ -5,7 +5,7 @@ A run is a folder:
     config.toml                     the resolved configuration
     tokenizer.model                 the SentencePiece file (none: bytes)
     metrics.jsonl, log.txt          what happened
-    checkpoints/step-00001000/      manifest.json (step, validation, SHA-256 of every other file),
+    checkpoints/step-00001000/      manifest.json (step, validation, SHA-256 of every other file and its own),
                                     model.safetensors, and what training needs to go on
 
 A checkpoint is written into a hidden folder beside its place, synced and renamed, so that a crash at any moment leaves
@@ -28,17 +28,17 @@ from block_recurrent.checkpoint.folders import (
     sweep,
     verify,
 )
+from block_recurrent.checkpoint.sharded import SHARDED, WEIGHT_PREFIX, read_sharded
 from block_recurrent.checkpoint.weights import (
     CONFIG,
-    SHARDED,
     TOKENIZER,
-    WEIGHT_PREFIX,
     WEIGHTS,
     LoadedRun,
     check_fits,
     export,
     load_run,
-    read_sharded,
+    read_config,
+    read_tokenizer,
     read_weights,
     write_tensors,
 )

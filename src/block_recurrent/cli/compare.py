@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.cli.eval import add_scoring_arguments, load
+from block_recurrent.cli.output import add_overwrite
 from block_recurrent.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -22,20 +23,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="a run")
     parser.add_argument("b", metavar="B", nargs="?", help="another run; or else one of the experiments on A's state:")
     states = parser.add_mutually_exclusive_group()
-    states.add_argument("--clear-state", action="store_true", help="set the state back at each segment")
+    states.add_argument("--clear-state", action="store_true", help="reset the state at each segment")
     states.add_argument("--freeze-state", action="store_true", help="no update of the state after the first segment")
     states.add_argument(
         "--swap-state", metavar="DOCUMENT", help="at each segment, the state that this other document leaves at its end"
     )
     parser.add_argument("--data", required=True, metavar="DIR", help="a prepared folder")
-    parser.add_argument("--split", default="test", help="train, validation or test (default: test)")
+    parser.add_argument("--split", default="test", help="train, validation or test")
     parser.add_argument(
         "--document", action="append", default=[], metavar="NAME", help="only this document (repeatable)"
     )
     parser.add_argument("--out", required=True, metavar="REPORT", type=Path, help="the folder of the report")
-    parser.add_argument("--top", type=int, default=40, metavar="K", help="tokens in each table (default: 40)")
+    parser.add_argument("--top", type=int, default=40, metavar="K", help="tokens in each table")
     parser.add_argument("--no-inspect", action="store_true", help="leave out the look into A's memory")
     parser.add_argument("--no-png", action="store_true", help="no pictures (they need the extra 'plots' in any case)")
+    add_overwrite(parser)
     add_scoring_arguments(parser)
 
 
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.top < 1:
         raise ConfigError(f"--top is {args.top}: it must be at least 1")
-    _make_folder(args.out)
+    _make_folder(args.out, args.overwrite)
     from block_recurrent.analysis.comparison import compare
     from block_recurrent.analysis.memory_report import inspection_numbers, inspection_page_data
     from block_recurrent.analysis.report import ReportData, write_report
@@ -59,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     loaded_b = load(args.b, args) if args.b else loaded_a
     _check_tokenizers(loaded_a, loaded_b, corpus, args)
     reading_a, reading_b, about_b, chosen = _readings(loaded_a, loaded_b, corpus, args)
-    with shown_progress("reading twice") as progress:
+    with shown_progress("scoring both models") as progress:
         found = compare(
             reading_a,
             reading_b,
@@ -88,7 +90,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _make_folder(out: Path) -> None:
+def _make_folder(out: Path, overwrite: bool) -> None:
+    if (out / "report.html").exists() and not overwrite:
+        raise ConfigError(f"'{out / 'report.html'}' exists: give --overwrite to replace it, or another --out")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -122,7 +126,7 @@ def _readings(
     segment = a.model.config.segment
     normal = Reading(_name(args.a, a), a.model)
     if args.clear_state:
-        edit, label, about = clear_every(a.model, segment), "state cleared", f"state set back every {segment} tokens"
+        edit, label, about = clear_every(a.model, segment), "state cleared", f"state reset every {segment} tokens"
         return normal, Reading(label, a.model, edit), about, chosen
     if args.freeze_state:
         about = f"no update of the state after the first {segment} tokens"
@@ -182,6 +186,7 @@ def inspect_document(loaded: LoadedRun, name: str, tokens: Any, with_ablation: b
 def _print(found: Comparison, out: Path) -> None:
     a, b = found.total_a, found.total_b
     print(f"{found.label_a}: {a.bits_per_token:.4f} bits per token; {found.label_b}: {b.bits_per_token:.4f}")
+    print(f"\n  token, bits {found.label_a}, bits {found.label_b}, difference, last mention, where, excerpt")
     for label, tops in ((found.label_a, found.top_a), (found.label_b, found.top_b)):
         print(f"\n{label} is better ({sum(t.proper_name for t in tops)} of {len(tops)} are proper names):")
         for top in tops[:10]:
@@ -191,10 +196,9 @@ def _print(found: Comparison, out: Path) -> None:
                 f"  {top.index:>9,} {top.bits_a:>7.2f} {top.bits_b:>7.2f} {top.difference:>+7.2f}  "
                 f"{distance:>7} {top.where:8} {excerpt}"
             )
-    print(f"\n  token, bits {found.label_a}, bits {found.label_b}, difference, last mention, where, excerpt")
     left_a, left_b = (headroom.beyond for headroom in found.headroom)
     print(
-        f"a cache of what lies over {left_a.low:,} tokens back would still save, in bits per token: {found.label_a} "
+        f"\na cache of what lies over {left_a.low:,} tokens back would still save, in bits per token: {found.label_a} "
         f"{left_a.bigram:.4f}, {found.label_b} {left_b.bigram:.4f} (bigram; unigram {left_a.unigram:.4f}, "
         f"{left_b.unigram:.4f})"
     )

@@ -1,14 +1,15 @@
-"""`brt doctor`: what this machine has, and what the program makes of it."""
+"""`brt doctor`: hardware, versions, and the settings chosen for them."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import platform
+import re
 from typing import Any
 
 from block_recurrent.allocator import keep_freed_memory
+from block_recurrent.cli.output import add_json, check_outputs, give_json
 from block_recurrent.errors import ConfigError
 
 CORE = ("torch", "numpy", "safetensors", "sentencepiece", "rich")
@@ -29,20 +30,24 @@ NO_KERNELS = "missing: torch does their work; install again with gcc on Linux, f
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    check_outputs(args, "json")
     facts = _facts()
-    if args.json:
-        print(json.dumps(facts, indent=1))
-        return 0
-    for title, section in facts.items():
+    give_json(args, {title: {_key(name): value for name, value in section.items()} for title, section in facts.items()})
+    for title, section in facts.items() if args.json != "-" else ():
         print(f"{title}:")
         width = max(map(len, section))
         for name, value in section.items():
             print(f"  {name:{width}}  {value}")
     return 0
+
+
+def _key(name: str) -> str:
+    """A name as a key of JSON, in snake case."""
+    return re.sub(r"\W+", "_", name).strip("_")
 
 
 def _facts() -> dict[str, dict[str, Any]]:

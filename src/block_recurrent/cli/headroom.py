@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.cli.eval import add_scoring_arguments, load
+from block_recurrent.cli.output import add_json, check_outputs, give_json
 from block_recurrent.errors import ConfigError
-from block_recurrent.io.output import check_folders, print_table, write_json
+from block_recurrent.io.output import print_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,16 +20,16 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's folder, or a checkpoint's")
     parser.add_argument("--data", required=True, metavar="DIR", help="a prepared folder")
-    parser.add_argument("--split", default="test", help="train, validation or test (default: test)")
+    parser.add_argument("--split", default="test", help="train, validation or test")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="only the first N tokens of the split")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers; '-': print them in place of the tables")
+    add_json(parser)
     add_scoring_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.max_tokens is not None and args.max_tokens < 1:
         raise ConfigError(f"--max-tokens is {args.max_tokens}: it must be at least 1")
-    check_folders(None if args.json in (None, "-") else Path(args.json))
+    check_outputs(args, "json")
     from block_recurrent.data import Corpus
     from block_recurrent.evaluate.evaluation import check_tokenizer, choose_documents
     from block_recurrent.evaluate.headroom import DEFINITIONS, taken
@@ -59,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
     }
     if args.json != "-":
         _show(facts, readings)
-    if args.json:
-        print(json.dumps(facts, indent=1)) if args.json == "-" else write_json(Path(args.json), facts)
+    give_json(args, facts)
     return 0
 
 

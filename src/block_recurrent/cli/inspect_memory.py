@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.cli.compare import inspect_document
+from block_recurrent.cli.output import add_json, check_outputs, give_json, print_notes
 from block_recurrent.errors import DataError
-from block_recurrent.io.output import check_folders, write_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,20 +18,22 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run of a rec- or feedback- system")
-    parser.add_argument("text", metavar="TEXT", help="a text file; or with --data, the name of a document")
+    parser.add_argument(
+        "text", metavar="TEXT", help="a text file, or - for standard input; with --data, the name of a document"
+    )
     parser.add_argument("--data", metavar="DIR", help="a prepared folder to take the document from")
-    parser.add_argument("--tokens", type=int, default=20_000, help="read so many tokens at most (default: 20,000)")
+    parser.add_argument("--tokens", type=int, default=20_000, help="read so many tokens at most")
     parser.add_argument(
         "--no-ablation", "--no-removal", action="store_true", help="leave out what taking state vectors away does"
     )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write all numbers")
+    add_json(parser)
     parser.add_argument("--out", metavar="FILE", type=Path, help="write a page (.html) to look at")
-    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder (default: last)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default: auto)")
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ...")
 
 
 def run(args: argparse.Namespace) -> int:
-    check_folders(args.json, args.out)
+    check_outputs(args, "json", "out")
     if args.out and args.out.suffix.lower() != ".html":
         raise DataError(f"--out '{args.out}': its name must end in .html")
     if args.tokens < 1:
@@ -54,13 +56,13 @@ def run(args: argparse.Namespace) -> int:
         raise DataError(f"'{args.text}' is empty: there is nothing to read")
     text = TokenText(tokens, loaded.tokenizer)
     inspection, taken = inspect_document(loaded, args.text, tokens, not args.no_ablation)
-    print(describe_inspection(inspection, taken, text))
-    if args.json:
-        write_json(args.json, finite(inspection_numbers(inspection, taken)))
+    if args.json != "-":
+        print(describe_inspection(inspection, taken, text))
+    give_json(args, finite(inspection_numbers(inspection, taken)))
     if args.out:
         subtitle = f"run {Path(args.run).name}, step {loaded.checkpoint.step}; {inspection.tokens:,} tokens"
         write_inspection_page(args.out, subtitle, inspection_page_data(inspection, taken, text))
-        print(f"wrote {args.out}")
+        print_notes([f"wrote {args.out}"])
     return 0
 
 
@@ -73,8 +75,6 @@ def _tokens(args: argparse.Namespace, loaded: LoadedRun) -> NDArray[Any]:
         corpus = Corpus(args.data)
         check_tokenizer(loaded.tokenizer.sha256, corpus, args.run)
         return corpus.tokens(*corpus.find(args.text))
-    try:
-        raw = Path(args.text).read_bytes()
-    except OSError as error:
-        raise DataError(f"can't read '{args.text}': {error.strerror or error}; give a text file, or --data") from None
-    return loaded.tokenizer.encode(raw.decode("utf-8", "replace"))
+    from block_recurrent.inference.text_input import read_text
+
+    return loaded.tokenizer.encode("".join(read_text(args.text)))

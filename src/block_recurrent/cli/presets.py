@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 
 from block_recurrent.accounting import cost_of
+from block_recurrent.cli.output import add_json, check_outputs, give_json
 from block_recurrent.io.output import print_table
 from block_recurrent.presets import DEFAULT_VOCAB_SIZE, SIZES, SYSTEMS, preset
 
@@ -14,18 +14,19 @@ from block_recurrent.presets import DEFAULT_VOCAB_SIZE, SIZES, SYSTEMS, preset
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", help=f"only this system: {', '.join(SYSTEMS)}")
     parser.add_argument("--size", help=f"only this size: {', '.join(SIZES)}")
-    parser.add_argument("--vocab-size", type=int, default=DEFAULT_VOCAB_SIZE, help="V (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON, a list of objects")
+    parser.add_argument("--vocab-size", type=int, default=DEFAULT_VOCAB_SIZE, help="V")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    check_outputs(args, "json")
     rows = []
     for system in [args.system] if args.system else SYSTEMS:
         for size in [args.size] if args.size else SIZES:
             cost = cost_of(preset(system, size, vocab_size=args.vocab_size))
             rows.append({"system": system, "size": size, **dataclasses.asdict(cost)})
-    if args.json:
-        print(json.dumps(rows, indent=1))
+    give_json(args, rows)
+    if args.json == "-":
         return 0
     head = ["system", "size", "parameters", "non-embedding", "FLOPs/token", "memory/lane"]
     keys = ("parameters", "non_embedding_parameters", "flops_per_token")

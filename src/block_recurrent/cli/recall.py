@@ -15,17 +15,17 @@ STOPPED = 130
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", default="rec-fixed-skip", help=f"what to train: {', '.join(SYSTEMS)}")
-    parser.add_argument("--against", default="slide-plus", help="a system to hold it against, or 'none' (slide-plus)")
-    parser.add_argument("--size", default="micro", help=f"how large: {', '.join(SIZES)} (default: micro)")
+    parser.add_argument("--against", default="slide-plus", help="a system to hold it against, or 'none'")
+    parser.add_argument("--size", default="micro", help=f"how large: {', '.join(SIZES)}")
     parser.add_argument("--out", required=True, metavar="DIR", type=Path, help="folder of runs, documents and plots")
-    parser.add_argument("--names", type=int, default=16, help="names to choose from (default: 16, chance 4 bits)")
-    parser.add_argument("--distance", type=int, default=2048, help="the longest distance, in tokens (default: 2048)")
-    parser.add_argument("--documents", type=int, default=64, help="documents to measure on (default: 64)")
-    parser.add_argument("--steps", type=int, default=2000, help="updates at most (default: 2000)")
-    parser.add_argument("--lr", type=float, default=3e-3, help="learning rate (default: 0.003)")
-    parser.add_argument("--gate-rate", type=float, default=10.0, help="times the rate for gate biases (default: 10)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and documents (default: 0)")
-    parser.add_argument("--threads", type=int, default=1, help="processor threads; micro models gain nothing by 2 (1)")
+    parser.add_argument("--names", type=int, default=16, help="names to choose from (16: chance is 4 bits)")
+    parser.add_argument("--distance", type=int, default=2048, help="the longest distance, in tokens")
+    parser.add_argument("--documents", type=int, default=64, help="documents to measure on")
+    parser.add_argument("--steps", type=int, default=2000, help="updates at most")
+    parser.add_argument("--lr", type=float, default=3e-3, help="learning rate")
+    parser.add_argument("--gate-rate", type=float, default=10.0, help="times the rate for gate biases")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and documents")
+    parser.add_argument("--threads", type=int, default=1, help="processor threads; micro models gain nothing by 2")
 
 
 def run(args: argparse.Namespace) -> int:

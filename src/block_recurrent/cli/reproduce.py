@@ -29,15 +29,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", nargs="+", required=True, metavar="DIR", help="a prepared folder (several: vocabularies)"
     )
-    parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)} (tiny)")
-    parser.add_argument("--budget", type=float, default=20.0, metavar="MINUTES", help="of training, for each run (20)")
+    parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)}")
     parser.add_argument(
-        "--seeds", type=int, default=1, metavar="N", help="runs of each model; more can follow later (1)"
+        "--budget",
+        type=float,
+        default=20.0,
+        metavar="MINUTES",
+        help="of training, for each run; validation and scoring come on top",
     )
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each model; more can follow later")
     parser.add_argument(
-        "--systems", metavar="A,B", help="only these systems of the table; others can follow later (all)"
+        "--systems", metavar="A,B", help="only these systems of the table; others can follow later (default: all)"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the study's folder (runs/TABLE-SIZE)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the study's folder (default: runs/TABLE-SIZE)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="for all runs (repeatable)"
     )
@@ -60,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     study = Study(args.table, args.size, tuple(args.data), out, args.budget, seeds, settings=settings, systems=systems)
     found = reproduce(study, lambda text: print(f"\n{text}", file=sys.stderr))
     if found is None:
-        print("stopped; the same command goes on", file=sys.stderr)
+        print("stopped; rerun the same command to resume", file=sys.stderr)
         return STOPPED
     _write_results(out, args.table, found, summary(found))
     if not args.no_report:
@@ -99,4 +103,4 @@ def _report(args: argparse.Namespace, out: Path, found: dict[str, Any]) -> None:
 
     runs = [out / "runs" / f"{system}-seed0" for system in COMPARED]
     if all(run.is_dir() for run in runs):
-        dispatch(["compare", *map(str, runs), "--data", args.data[0], "--out", str(out / "report")])
+        dispatch(["compare", *map(str, runs), "--data", args.data[0], "--out", str(out / "report"), "--overwrite"])

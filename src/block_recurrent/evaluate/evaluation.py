@@ -12,7 +12,15 @@ import numpy as np
 from block_recurrent.data import Corpus, DocumentInfo
 from block_recurrent.errors import DataError
 from block_recurrent.evaluate.cumulative import CumulativeCurve, Curve
-from block_recurrent.evaluate.measures import DEFINITIONS, Score, bootstrap, published_words, score_of, total
+from block_recurrent.evaluate.measures import (
+    DEFINITIONS,
+    FEW_DOCUMENTS,
+    Score,
+    bootstrap,
+    published_words,
+    score_of,
+    total,
+)
 from block_recurrent.evaluate.scoring import DEFAULT_LANES, score
 from block_recurrent.evaluate.state_edits import StateEdit
 from block_recurrent.evaluate.token_losses import TokenLosses
@@ -55,6 +63,7 @@ class Evaluation:
             "split": self.split,
             **whole,
             "intervals_95": self.intervals,
+            "few_documents": len(self.documents) < FEW_DOCUMENTS,
             "words_source": self.words_source,
             "unknown_share": self.unknown_share,
             "lost_share": self.lost_share,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from block_recurrent.evaluate.evaluation import Evaluation
-from block_recurrent.evaluate.measures import DEFINITIONS, MEASURES, Score
+from block_recurrent.evaluate.measures import DEFINITIONS, FEW_DOCUMENTS, MEASURES, Score
 from block_recurrent.io.output import format_table
 
 WIDEST_NAME = 60
@@ -31,8 +31,10 @@ def describe(result: Evaluation) -> str:
 
 def notes(result: Evaluation) -> list[str]:
     """What the numbers rest on."""
-    if len(result.documents) > 1:
+    count = len(result.documents)
+    if count > 1:
         said = "[ ] 95% bootstrap interval over documents: documents drawn anew with replacement, 10,000 times"
+        said += f"; warning: {count} documents are too few for it" if count < FEW_DOCUMENTS else ""
     else:
         said = "no interval: it is taken over documents, and there is one only"
     return [

@@ -1,4 +1,4 @@
-"""Experiments on the recurrent state: set back, frozen, or swapped, at block borders, with the window cache kept.
+"""Experiments on the recurrent state: reset, frozen, or swapped, at block borders, with the window cache kept.
 
 A memory is a value, and at a block border the whole recurrent state lies in it; so an experiment on the state needs
 nothing of the model: the scorer stops its calls at the borders that an edit names, and the edit replaces the state.

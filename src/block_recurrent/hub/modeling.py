@@ -18,6 +18,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from block_recurrent.errors import InputError
 from block_recurrent.hub.cache import BlockRecurrentCache
 from block_recurrent.hub.configuration import BlockRecurrentConfig
+from block_recurrent.hub.manifest import check_export
 from block_recurrent.hub.padding import Rows
 from block_recurrent.inference.engine import Engine
 from block_recurrent.model.language_model import BlockRecurrentLM
@@ -94,9 +95,11 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """transformers' own, from a carried memory too: `generate(new_ids, past_key_values=memory)`."""
         memory = kwargs.get("past_key_values")
+        given = inputs if inputs is not None else kwargs.get("input_ids")
+        if given is not None and given.shape[-1] == 0:
+            raise InputError("input_ids is empty: give at least one token, such as the document mark (bos_token_id)")
         if memory is not None:
-            given = inputs if inputs is not None else kwargs.get("input_ids")
-            if given is None or given.shape[-1] == 0:
+            if given is None:
                 raise InputError(
                     "give at least the last token of the text, which the memory has not read, as input_ids"
                 )
@@ -156,6 +159,12 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Nothing: `BlockRecurrentLM` is made with its initial values."""
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """transformers' own, after checking the hashes of a folder that `brt export` made."""
+        check_export(name)
+        return super().from_pretrained(name, *args, **kwargs)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

@@ -10,6 +10,7 @@ from transformers import AddedToken, PreTrainedTokenizer
 
 from block_recurrent.data import Tokenizer, load_tokenizer
 from block_recurrent.errors import DataError
+from block_recurrent.hub.manifest import check_export
 
 MARK = "<|document|>"
 VOCABULARY = "tokenizer.model"
@@ -38,6 +39,12 @@ class BlockRecurrentTokenizer(PreTrainedTokenizer):
         kwargs.setdefault("padding_side", "left")
         kwargs["clean_up_tokenization_spaces"] = False
         super().__init__(kind=kind, bos_token=mark, eos_token=mark, pad_token=mark, unk_token=None, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """transformers' own, after checking the hashes of a folder that `brt export` made."""
+        check_export(name)
+        return super().from_pretrained(name, *args, **kwargs)
 
     @property
     def vocab_size(self) -> int:

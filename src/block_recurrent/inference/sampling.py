@@ -21,6 +21,8 @@ ABOVE_0, MOST_WHOLE = math.ulp(0.0), 2**63 - 1
 REMEMBERED_TOKENS = 512
 """How far back the repetition penalty looks: a session of any length keeps this many of its last tokens."""
 
+MOST_BEAMS = 1024
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -52,9 +54,9 @@ class Sampling:
             ("length_penalty", -infinity, infinity, "a number"),
             ("top_k", 0, MOST_WHOLE, "a whole number of at least 0, where 0 is all tokens"),
             ("seed", 0, MOST_WHOLE, "a whole number of at least 0, below 2^63"),
-            ("beams", 1, MOST_WHOLE, "a whole number of at least 1, where 1 is no beam search"),
+            ("beams", 1, MOST_BEAMS, f"a whole number from 1 (no beam search) to {MOST_BEAMS}"),
         ):
-            value, kinds = getattr(self, name), (int,) if high == MOST_WHOLE else (int, float)
+            value, kinds = getattr(self, name), (int,) if high in (MOST_WHOLE, MOST_BEAMS) else (int, float)
             is_number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
             if not is_number or not low <= value <= high:
                 raise ConfigError(f"{name} is {value!r}: it must be {rule}")

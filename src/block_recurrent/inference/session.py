@@ -1,4 +1,4 @@
-"""`Session`: one document that is read and written on, for ever, at constant cost.
+"""`Session`: one document that is read and continued, at constant cost.
 
     session = Session(model, tokenizer)
     session.read("Call me Ishmael.")

@@ -50,10 +50,3 @@ def write_file(
 
 def write_json(path: Path, data: Any) -> None:
     write_file(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
-
-
-def check_folders(*paths: Path | None) -> None:
-    """An error before the work begins, rather than after it, unless the folders of these files exist."""
-    for path in paths:
-        if path and not path.parent.is_dir():
-            raise DataError(f"'{path}' can't be written: there is no folder '{path.parent}'")

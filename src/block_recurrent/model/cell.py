@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from block_recurrent.config import GATE_CONFIGS, ModelConfig
 from block_recurrent.model.blocks import BlockGrid
 from block_recurrent.nn.gates import GATES, Gate
-from block_recurrent.nn.linear import constant, linear, normal
+from block_recurrent.nn.linear import constant, joined, linear, normal
 from block_recurrent.nn.norm import RMSNorm
 from block_recurrent.ops import StateView, StateWeights, state_step, state_view
 
@@ -38,7 +38,8 @@ class RecurrentCell(nn.Module):
         """What makes a view of a state, joined once for all blocks of a call."""
         maps = (self.to_values, self.to_keys, self.to_self_queries, self.to_token_queries)
         scales = (torch.ones_like(self.self_scale), self.self_scale.abs(), self.token_scale.abs())
-        projection = torch.cat([map.weight for map in maps])
+        projection = joined(*maps)
+        assert projection is not None
         return StateWeights(self.norm.weight, self.state_ids, projection, torch.cat(scales))
 
     def view(self, state: Tensor) -> StateView:

@@ -21,11 +21,16 @@ def check_tokens(tokens: Tensor, vocab_size: int, device: torch.device, name: st
         raise InputError(f"{name} has shape {tuple(tokens.shape)}: it must be (lanes, length), with at least one lane")
     if tokens.device != device:
         raise InputError(f"{name} is on {tokens.device}, the model on {device}: move one of them")
-    if tokens.numel() and tokens.is_cpu:  # on a GPU, Python would have to wait: whoever moves tokens there checks them
-        low, high = (bound.item() for bound in tokens.aminmax())
-        if low < 0 or high >= vocab_size:
-            worst = low if low < 0 else high
-            raise InputError(f"{name} has {worst}: token numbers go from 0 to vocab_size - 1 = {vocab_size - 1}")
+    if tokens.is_cpu:  # on a GPU, Python would have to wait: whoever moves tokens there checks them before
+        check_range(tokens, vocab_size, name)
+
+
+def check_range(tokens: Tensor, vocab_size: int, name: str) -> None:
+    """That there is no token outside of the vocabulary."""
+    low, high = (bound.item() for bound in tokens.aminmax()) if tokens.numel() else (0, 0)
+    if low < 0 or high >= vocab_size:
+        worst = low if low < 0 else high
+        raise InputError(f"{name} has {worst}: token numbers go from 0 to vocab_size - 1 = {vocab_size - 1}")
 
 
 def check_dtype(values: Tensor, dtypes: Sequence[torch.dtype], name: str, more: str = "") -> None:

@@ -132,6 +132,11 @@ class DocumentMemory:
         """Lanes that have read nothing: their state is the learned initial one, whatever is stored."""
         return [count == 0 for count in self.tokens_read.tolist()]
 
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Every tensor by layer and name, under the names that memory files have."""
+        named = [(f"layers.{i}", layer.named_tensors()) for i, layer in enumerate(self.layers)]
+        return {f"{layer}.{name}": x for layer, tensors in named for name, x in tensors.items()}
+
     def detach(self) -> DocumentMemory:
         """The same values, cut from the graph: no gradient goes further back than here."""
         return self._map(lambda x: x.detach().contiguous(), lambda knn: knn)
@@ -207,7 +212,7 @@ class DocumentMemory:
         return self.lanes == other.lanes and self.difference(other) <= tolerance
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file, aside first and then renamed; see `memory_file`."""
+        """Write a safetensors file, under a temporary name first and then renamed; see `memory_file`."""
         from block_recurrent.model.memory_file import save_memory
 
         save_memory(self, Path(path))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from block_recurrent.nn.linear import normal
+from block_recurrent.ops import on_device
 
 NUM_BUCKETS = 32
 MAX_DISTANCE = 128
@@ -34,7 +35,7 @@ class PositionBias(nn.Module):
 
     def forward(self, window: int) -> Tensor:
         """(H, W): the bias at distances W to 1: of the oldest key first."""
-        near = self.table[:, _BUCKETS[-window:].to(self.table.device)]
+        near = self.table[:, on_device(_BUCKETS[-window:], self.table.device)]
         if window <= MAX_DISTANCE:
             return near
         return torch.cat([near[:, :1].expand(-1, window - MAX_DISTANCE), near], dim=1)

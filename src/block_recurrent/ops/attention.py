@@ -18,6 +18,7 @@ from block_recurrent.ops.cpp.attention import cpp_attend, cpp_window_attention
 from block_recurrent.ops.cpp.states import cpp_state_step
 from block_recurrent.ops.dropout import dropout as drop
 from block_recurrent.ops.norm import EPSILON, at_least_float32, rms_norm, unit_heads
+from block_recurrent.ops.precision import product_dtype
 from block_recurrent.ops.tiled import spread_over_tile, tiled_window_attention
 from block_recurrent.ops.triton.attention import triton_window_attention
 
@@ -143,7 +144,7 @@ def state_step(
     view = view or state_view(state, weights)
     by_self = attend(view.self_queries, view.keys, view.values)
     by_tokens = attend(view.token_queries, torch.cat(list(keys), dim=2), torch.cat(list(values), dim=2))
-    return view, merge_heads(torch.cat([by_self, by_tokens], dim=1))
+    return view, torch.cat([merge_heads(by_self), merge_heads(by_tokens)], dim=2)
 
 
 def _backend(state: Tensor, weights: StateWeights, keys: Sequence[Tensor]) -> str:
@@ -153,5 +154,5 @@ def _backend(state: Tensor, weights: StateWeights, keys: Sequence[Tensor]) -> st
         width=state.shape[2],
         head_width=keys[0].shape[3],
         keys=sum(x.shape[2] for x in keys),
-        mixed=torch.is_autocast_enabled(state.device.type) or any(x.dtype != state.dtype for x in (*weights, *keys)),
+        mixed=product_dtype(state) != state.dtype or any(x.dtype != state.dtype for x in (*weights, *keys)),
     )

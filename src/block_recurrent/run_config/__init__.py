@@ -8,6 +8,7 @@ from block_recurrent.run_config.resolve import differences, merge, parse_setting
 from block_recurrent.run_config.sections import (
     DTYPES,
     PARALLEL,
+    SECTIONS,
     DataConfig,
     EvalConfig,
     OptimizerConfig,

@@ -13,13 +13,14 @@ from block_recurrent.accounting import cost_of
 from block_recurrent.io.output import print_table
 from block_recurrent.run_config import RunConfig
 from block_recurrent.train.loop import Trainer
+from block_recurrent.train.meta import saved_bytes
 
 FLOAT32 = 4
 
 
 def dry_run(config: RunConfig) -> None:
     """Print the resolved configuration, parameters by group and estimated memory; make one update and throw it away."""
-    with rt.start(config.train.device, config.train.dtype) as runtime:
+    with rt.start(*config.train.place) as runtime:
         trainer = Trainer(config, runtime)
         if runtime.is_main:
             print(trainer.config.to_toml())
@@ -55,7 +56,7 @@ def _group(name: str) -> str:
 
 
 def estimated_memory(trainer: Trainer) -> dict[str, float]:
-    """Bytes on one process: exact but for activations, which are a sum over what the backward pass needs."""
+    """Bytes on one process: exact but for activations, which are counted on one lane."""
     config, world = trainer.config, trainer.runtime.world
     shards = world if config.train.parallel == "fsdp" else 1
     model = trainer.state.model
@@ -67,25 +68,20 @@ def estimated_memory(trainer: Trainer) -> dict[str, float]:
         "gradients": weights / shards,
         "optimizer": sum(x.numel() * x.element_size() for x in states) / shards,
         "memory of all lanes": lanes * cost_of(config.model).memory_bytes,
-        "activations": activation_bytes(config) * lanes / config.train.accumulate,
+        "activations": activation_bytes(config, trainer.runtime) * lanes / config.train.accumulate,
     }
 
 
-def activation_bytes(config: RunConfig) -> float:
-    """Per lane, what the backward pass of an update needs: within 10% of what autograd keeps at our own sizes."""
+def activation_bytes(config: RunConfig, runtime: rt.Runtime) -> float:
+    """Per lane, what the backward pass of an update keeps, counted with the kernels that would run.
+
+    With `train.checkpoint_activations` that is what goes from layer to layer, and the largest layer once more.
+    """
     model = config.model
-    D, HK, F, W, S = model.d_model, model.num_heads * model.head_dim, model.mlp_dim, model.window, model.num_states
-    size = 2 if config.train.dtype == "bfloat16" else FLOAT32
-    layer = 6 * D * FLOAT32 + (6 * HK + F + model.num_heads * W) * size
-    reading = (3 * HK + 2 * model.num_heads * S) * size
-    hidden = 0 if model.gate_config == "skip" else 2 * F
-    cell = 8 * D * FLOAT32 + (12 * HK + hidden + model.num_heads * (S + 2 * W)) * size
-    readers = sum(model.layer_reads_state(number) for number in range(1, model.num_layers + 1))
-    per_token = model.num_layers * layer + readers * reading + len(model.recurrent_layers) * cell * S / W
-    if config.train.checkpoint_activations:
-        largest = layer + (reading + cell * S / W if model.recurrent_layers else 0)
-        per_token = model.num_layers * D * FLOAT32 + largest
-    return per_token * model.segment * config.train.bptt
+    layers, others = saved_bytes(model, runtime)
+    inputs = len(layers) * model.d_model * FLOAT32 * model.segment
+    kept = inputs + max(layers) if config.train.checkpoint_activations else sum(layers)
+    return (kept + others) * config.train.bptt
 
 
 def peak_bytes() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from block_recurrent import runtime as rt
+from block_recurrent.accounting import cost_of
 from block_recurrent.checkpoint import Checkpoint, find_checkpoint, prune
 from block_recurrent.data import Corpus, LaneStream, Segment, SegmentStream, Tokenizer
 from block_recurrent.errors import CheckpointError, ConfigError
@@ -61,7 +63,7 @@ def corpus_task(config: RunConfig, runtime: Runtime) -> Task:
 
 def train(config: RunConfig, run: Path, resume: str = "auto", open_task: OpenTask = corpus_task) -> bool:
     """Train, or go on training, in the folder `run`. Returns whether the last step was reached."""
-    with rt.start(config.train.device, config.train.dtype) as runtime, ExitStack() as stack:
+    with rt.start(*config.train.place) as runtime, ExitStack() as stack:
         runtime.on_main(lambda: stack.enter_context(locked(run)) if runtime.is_main else None)
         trainer = Trainer(config, runtime, open_task)
         tokenizer = trainer.task.tokenizer
@@ -84,8 +86,14 @@ def complete(config: RunConfig, task: Task, runtime: Runtime) -> RunConfig:
         raise ConfigError(
             f"model.vocab_size is {config.model.vocab_size}, but the data has {task.tokenizer.vocab_size} pieces"
         )
+    needed, there = 4 * cost_of(config.model).parameters, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ConfigError(
+            f"the weights alone need {needed / 2**30:,.0f} GiB, this machine has {there / 2**30:,.0f}: "
+            "choose a smaller --size, or lower model.d_model or model.vocab_size"
+        )
     path = str(Path(config.data.path).resolve()) if config.data.path else ""
-    config = config.replace("data", path=path, fingerprint=task.fingerprint)
+    config = config.replace("data", path=path, fingerprint=task.fingerprint, tokenizer=task.tokenizer.sha256)
     return config.replace("train", dtype=str(runtime.dtype).removeprefix("torch."))
 
 
@@ -118,6 +126,7 @@ class Trainer:
         memories = [DocumentMemory.empty(config.model, per_group, runtime.device) for _ in range(groups)]
         self.state = TrainingState(runtime, model, optimizer, memories)
         self.updater = Updater(config, runtime, model, distributed, optimizer)
+        self._evaluated = False
         rt.seed(config.train.seed, runtime.rank + 1)  # dropout: other numbers on every process
 
     @property
@@ -156,10 +165,15 @@ class Trainer:
 
     def run(self, run: Path, reporter: Reporter) -> bool:
         """Train to the last step, or until asked to stop. Returns whether the last step was reached."""
+        if self.counters.step >= self.last_step:
+            reporter.say(f"nothing to do: step {self.counters.step} is done, and --steps is {self.last_step}")
+            return True
         with self.stream, stop_on_signal() as asked:
             while self.counters.step < self.last_step:
                 stop = self.one_step(reporter, asked.is_set()) or (self.runtime.world == 1 and asked.is_set())
                 is_last = self.counters.step >= self.last_step
+                if self._evaluates(is_last) and not self._evaluated:
+                    self.state.save(run, None)  # what was learned is safe, should the first validation fail
                 bits, is_best = self.evaluate(reporter, is_last)
                 if stop or is_last or is_best or _due(self.counters.step, self.config.train.save_every):
                     path = self.state.save(run, bits)
@@ -168,7 +182,7 @@ class Trainer:
                 if stop and not is_last:
                     reporter.say(f"stopped after step {self.counters.step}; everything is saved in '{path}'")
                     return False
-        reporter.say(f"step {self.counters.step} of {self.last_step} is reached; the run is in '{run}'")
+        reporter.say(f"done: {self.counters.step} steps; the run is in '{run}'")
         return True
 
     def next_segments(self) -> list[Segment]:
@@ -212,12 +226,17 @@ class Trainer:
         )
         return update.stop
 
+    def _evaluates(self, is_last: bool) -> bool:
+        return self.task.evaluate is not None and (is_last or _due(self.counters.step, self.config.eval.every))
+
     def evaluate(self, reporter: Reporter, is_last: bool) -> tuple[float | None, bool]:
         """Validation where it is due: bits per token, and whether they are the best so far."""
         step, evaluate = self.counters.step, self.task.evaluate
-        if evaluate is None or not (is_last or _due(step, self.config.eval.every)):
+        if evaluate is None or not self._evaluates(is_last):
             return None, False
+        reporter.status("validating")
         result = evaluate(self.module)
+        self._evaluated = True
         reporter.metrics({"split": SPLIT, "step": step, **result})
         gain, limit = result.get("state_gain"), self.config.eval.state_warning
         if gain is not None and gain < limit and step >= self.config.schedule.warmup:

@@ -14,8 +14,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from block_recurrent.data import Segment
+from block_recurrent.model.checks import check_range
 from block_recurrent.model.language_model import BlockRecurrentLM, Loss
 from block_recurrent.model.memory import DocumentMemory
+from block_recurrent.ops import on_device
 
 ALL = slice(None)
 
@@ -33,8 +35,12 @@ class SegmentsLoss(nn.Module):
         losses = []
         for segment in segments:
             tokens, targets, mask, starts = (torch.from_numpy(x[lanes]) for x in segment[:4])
+            if device.type != "cpu":  # there, the model can't look at numbers without waiting
+                check_range(tokens, self.config.vocab_size, "tokens")
+                check_range(targets, self.config.vocab_size, "targets")
             # `starts` stays on the CPU: the model wants it as plain booleans.
-            losses.append(self.loss(tokens.to(device), targets.to(device), memory, starts, mask.to(device)))
+            tokens, targets, mask = (on_device(x, device) for x in (tokens, targets, mask))
+            losses.append(self.loss(tokens, targets, memory, starts, mask))
             memory = losses[-1].memory
         sums, counts, _, per_token = zip(*losses, strict=True)
         return Loss(sum(sums[1:], sums[0]), sum(counts[1:], counts[0]), memory.detach(), torch.cat(per_token, 1))

@@ -7,6 +7,7 @@ whatever a GPU would have to be waited for.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from block_recurrent.config import ModelConfig
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.ops.precision import MetaAutocast
+from block_recurrent.runtime import Runtime
 
 _PRODUCT_OPS = ("mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_")
 _FREE = {
@@ -37,6 +39,8 @@ class Trace(TorchDispatchMode):
         self.kernels: Counter[str] = Counter()
         self.products: list[tuple[torch.dtype, int]] = []
         """Dtype and FLOPs of each."""
+        self.work: list[tuple[torch.dtype, int, int]] = []
+        """Of every kernel: dtype and FLOPs of its products, and bytes that it reads and writes."""
         self.waits: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -49,13 +53,29 @@ class Trace(TorchDispatchMode):
             return out
         if name not in _FREE:
             self.kernels[name] += _LAUNCHES.get(name, 1)
-        if name in _PRODUCT_OPS:
-            a, b = [x for x in tensors if x.ndim >= 2][-2:]
-            self.products.append((a.dtype, 2 * a.numel() * b.shape[-1]))
+            flops = _attention_flops(name, tensors)
+            if name in _PRODUCT_OPS:
+                a, b = [x for x in tensors if x.ndim >= 2][-2:]
+                flops = 2 * a.numel() * b.shape[-1]
+                self.products.append((a.dtype, flops))
+            moved = sum(x.numel() * x.element_size() for x in tensors + made)
+            self.work.append(((tensors + made)[-1].dtype if not flops else tensors[-1].dtype, flops, moved))
         between = {x.device.type for x in tensors + made}
         if name in ("_to_copy", "copy_") and len(between) > 1 and not (kwargs.get("non_blocking") or True in args[2:3]):
             self.waits.append(str(func))
         return out
+
+
+def _attention_flops(name: str, tensors: list[Tensor]) -> int:
+    """Of the fused operators: two products forward, five backward."""
+    if name.startswith("triton_attention"):
+        q, keys = tensors[0], tensors[3].shape[1]
+    elif name.startswith("_scaled_dot_product_flash"):
+        backward = name.endswith("backward")
+        q, keys = tensors[1 if backward else 0], tensors[2 if backward else 1].shape[2]
+    else:
+        return 0
+    return (10 if name.endswith("backward") else 4) * q.numel() * keys
 
 
 class SavedBytes:
@@ -75,7 +95,7 @@ class SavedBytes:
 
     def _pack(self, x: Tensor) -> Tensor:
         storage = x.untyped_storage()
-        if x.is_meta and storage._cdata not in self._storages:
+        if storage._cdata not in self._storages:
             self._storages[storage._cdata] = storage.nbytes()
             self._held.append(x)  # or another storage could take its place and its number
         return x
@@ -91,6 +111,34 @@ class StepTrace(NamedTuple):
     forward: Trace
     backward: Trace
     saved_bytes: int
+
+
+class Kept(NamedTuple):
+    """Bytes that the backward pass of a segment of one lane keeps."""
+
+    layers: list[int]
+    others: int
+    """The loss, and what is beside the layers."""
+
+
+def saved_bytes(config: ModelConfig, runtime: Runtime) -> Kept:
+    """With the kernels that would run: counted without data for a GPU, and with data on a CPU."""
+    device = runtime.device if runtime.device.type == "cpu" else torch.device("meta")
+    with torch.random.fork_rng(devices=[]):
+        with torch.device(device):
+            model = BlockRecurrentLM(config)
+            tokens = torch.zeros(1, config.segment, dtype=torch.int64)
+        saved, layers = SavedBytes(model), [0] * len(model.layers)
+        for number, layer in enumerate(model.layers):
+
+            def count(sign: int, number: int = number) -> None:
+                layers[number] += sign * saved.total
+
+            layer.register_forward_pre_hook(lambda *_, count=count: count(-1))
+            layer.register_forward_hook(lambda *_, count=count: count(1))
+        with saved, replace(runtime, device=device).autocast():
+            model.loss(tokens, tokens)
+    return Kept(layers, saved.total - sum(layers))
 
 
 def trace_step(config: ModelConfig, lanes: int = 1, dtype: torch.dtype = torch.bfloat16) -> StepTrace:

@@ -45,7 +45,9 @@ def distribute(module: SegmentsLoss, config: TrainConfig, world: int) -> nn.Modu
         return module
     # With a single block in an update, the next state feeds nothing but the memory: its weights get no gradient.
     single_block = model.config.segment * config.bptt == model.config.window
-    return DistributedDataParallel(module, find_unused_parameters=single_block and bool(model.config.recurrent_layers))
+    unused = single_block and bool(model.config.recurrent_layers)
+    # Gradients are views of the buckets that are sent: no copy, and no second place in memory.
+    return DistributedDataParallel(module, find_unused_parameters=unused, gradient_as_bucket_view=True)
 
 
 def _shard(model: BlockRecurrentLM) -> None:

@@ -34,7 +34,7 @@ def cut_back(metrics: Path, step: int) -> None:
                 if not line.endswith(b"\n") or json.loads(line)["step"] > step:
                     break
             except (ValueError, KeyError, TypeError):
-                break
+                continue  # a damaged line: what follows it is not lost with it
             end += len(line)
     with open(metrics, "rb+") as file:
         file.truncate(end)
@@ -81,6 +81,11 @@ class Reporter:
     def warn(self, text: str) -> None:
         """As `say`, marked."""
         self.say(f"warning: {text}")
+
+    def status(self, text: str) -> None:
+        """What the line of progress says until the next step."""
+        if not self.is_silent:
+            self._progress.update(self._task, description=text)
 
     def metrics(self, record: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl, flushed; and what is due on the log, the terminal and TensorBoard."""

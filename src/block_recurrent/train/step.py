@@ -68,12 +68,14 @@ class Updater:
         # The mean is over the tokens of all lanes of all processes, however they are split.
         trained, text_tokens, stops = self.runtime.sums(mask.sum(), text.sum(), stop)
         losses = self._backward(segments, memories, trained)
-        nats = torch.cat([loss.per_token for loss in losses]).cpu().numpy()
-        total = sum(loss.sum.detach() for loss in losses)
-        text_nats, total_nats = self.runtime.sums(nats.sum(where=text, dtype=np.float64), total)
+        # Everything that Python wants to know in one copy: it waits for the device once.
+        total = torch.stack([loss.sum.detach() for loss in losses]).sum()
+        told = [torch.stack([total, gradient_norm(self.params)]), *(loss.per_token.flatten() for loss in losses)]
+        numbers = torch.cat(told).cpu().numpy()
+        nats, norm = numbers[2:].reshape(mask.shape), float(numbers[1])
+        text_nats, total_nats = self.runtime.sums(nats.sum(where=text, dtype=np.float64), float(numbers[0]))
         if not (math.isfinite(total_nats) and math.isfinite(text_nats)):
             self._stop_for_loss(step, nats.sum(1, where=mask, dtype=np.float64))
-        norm = gradient_norm(self.params)
         if not math.isfinite(norm):
             self._stop_for_gradient(step)
         rate = learning_rate(self.config.schedule, step, last_step)
@@ -128,10 +130,10 @@ _NOTHING_CHANGED = (
 )
 
 
-def gradient_norm(params: Sequence[Tensor]) -> float:
+def gradient_norm(params: Sequence[Tensor]) -> Tensor:
     """The L2 norm of all gradients together, over all processes."""
     norm = nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
-    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def _is_finite(x: Tensor) -> bool:

@@ -1,0 +1,63 @@
+"""What is the same in every command that gives something out: `--json`, `--overwrite`, notes, and sizes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from block_recurrent.errors import ConfigError, DataError, printable
+from block_recurrent.io.output import write_file
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """What a user should know, beside the output."""
+    for note in notes:
+        print(f"brt: note: {printable(note)}", file=sys.stderr)
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that suits them."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:,.1f} {name}"
+    return f"{count:,.0f} bytes"
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """`--json` means the same in every command."""
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write JSON to FILE; '-' or no FILE: print it, and no text"
+    )
+    add_overwrite(parser)
+
+
+def add_overwrite(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--overwrite", action="store_true", help="replace output files that exist")
+
+
+def give_json(args: argparse.Namespace, value: Any) -> None:
+    """To where `--json` says, if it was given."""
+    text = json.dumps(value, indent=1, default=str) if args.json else ""
+    if args.json == "-":
+        print(text)
+    elif args.json:
+        write_file(Path(os.path.realpath(args.json)), text + "\n")
+
+
+def check_outputs(args: argparse.Namespace, *names: str) -> None:
+    """Before the work begins: an error if a file of these arguments can't be written, or would replace another."""
+    for path in (Path(value) for name in names if (value := getattr(args, name, None)) and value != "-"):
+        parent = path.absolute().parent
+        if path.is_dir():
+            raise DataError(f"'{path}' can't be written: it is a directory")
+        if path.is_file() and not args.overwrite:
+            raise ConfigError(f"'{path}' exists: give --overwrite to replace it, or another name")
+        if not parent.is_dir():
+            raise DataError(f"'{path}' can't be written: there is no folder '{path.parent}'")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise DataError(f"'{path}' can't be written: directory '{path.parent}' is not writable")
