@@ -209,3 +209,14 @@ def test_triton_kernels_fit_into_registers(tmp_path: Path) -> None:
 def test_the_interpreter_compiles_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "triton"]) == 2
     assert "triton" in capsys.readouterr().err.lower()
+
+
+def test_serve(tmp_path: Path) -> None:
+    """Requests of all kinds: every text is the one that it is alone."""
+    pytest.importorskip("uvicorn", reason="needs the extra 'serve'")
+    command = "bench serve --parts mixed --requests 100 --clients 6 --json"
+    assert main([*command.split(), str(tmp_path / "x.json")]) == 0
+    (row,) = rows_of(tmp_path / "x.json")
+    assert row["clients"] == 6
+    assert " texts compared, 0 differ; " in row["told"]
+    assert ", 0 wrong answers; " in row["told"]

@@ -346,3 +346,22 @@ def test_bad_input_is_refused_as_the_model_does(tokens: Tokens) -> None:
     with pytest.raises(ConfigError, match="did you mean 'bfloat16'"):
         Engine(model, weights="bfloat")
     assert issubclass(InputError, BlockRecurrentError)
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+def test_a_lane_has_the_same_bits_in_any_crowd(make_reader: Callable[..., BlockRecurrentLM], weights: str) -> None:
+    """What `brt serve` promises: the same text, alone or with others, at any position, across block ends."""
+    engine = Engine(make_reader(), weights)
+    if engine._now[1] is None:
+        pytest.skip("the decode kernel is missing")
+    lanes = 9
+    start = [engine.prefill([list(range(1, 4 + 5 * lane))])[1] for lane in range(lanes)]
+    alone, crowd = list(start), list(start)
+    for step in range(2 * engine.config.window + 1):
+        count = 1 + step * 4 % lanes
+        tokens = [(7 * step + lane) % 256 for lane in range(count)]
+        logits, crowd[:count] = engine.decode_many(tokens, crowd[:count])
+        for lane in range(count):
+            one, (alone[lane],) = engine.decode_many(tokens[lane : lane + 1], alone[lane : lane + 1])
+            assert torch.equal(one[0], logits[lane]), f"{count} lanes, step {step}"
+    assert all(a.equals(b) for a, b in zip(alone, crowd, strict=True))

@@ -150,23 +150,38 @@ def _watched(model: BlockRecurrentLM, traces: dict[int, _Trace]) -> Iterator[dic
 
         return hook
 
-    def note_gate(trace: _Trace, name: str) -> Callable[..., None]:
-        def hook(gate: Gate, args: tuple[Tensor, ...], output: Tensor) -> None:
-            for kind, mean in gate.activations(args[0]).items():
-                trace[f"gate {name} {kind}"].append(mean.item())
-
-        return hook
-
     handles = [
         layer.attention_norm.register_forward_hook(keep_input(i))  # type: ignore[union-attr]
         for i, layer in enumerate(model.layers)
     ]
-    for i, trace in traces.items():
-        for name, module in model.layers[i].named_modules():
-            if isinstance(module, Gate):
-                handles.append(module.register_forward_hook(note_gate(trace, name.split(".")[-1])))
     try:
-        yield inputs
+        with watched_gates(model, lambda i, name, mean: traces[i][f"gate {name}"].append(mean)):
+            yield inputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def watched_gates(model: nn.Module, note: Callable[[int, str, float], None]) -> Iterator[None]:
+    """`note(layer, gate, mean)`, layers counted from 0, for every gate of every block that is read meanwhile."""
+
+    def noting(layer: int, name: str) -> Callable[..., None]:
+        def hook(gate: Gate, args: tuple[Tensor, ...], output: Tensor) -> None:
+            for kind, mean in gate.activations(args[0]).items():
+                note(layer, f"{name} {kind}", mean.item())
+
+        return hook
+
+    layers: Any = model.layers
+    handles = [
+        module.register_forward_hook(noting(i, name.split(".")[-1]))
+        for i, layer in enumerate(layers)
+        for name, module in layer.named_modules()
+        if isinstance(module, Gate)
+    ]
+    try:
+        yield
     finally:
         for handle in handles:
             handle.remove()

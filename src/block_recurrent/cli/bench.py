@@ -16,7 +16,19 @@ from typing import Any
 from block_recurrent.cli.output import add_json, check_outputs, give_json
 from block_recurrent.io.output import markdown, print_table, write_file
 
-BENCHMARKS = ("data", "eval", "kernels", "launches", "length", "overhead", "peers", "steptime", "triton", "write")
+BENCHMARKS = (
+    "data",
+    "eval",
+    "kernels",
+    "launches",
+    "length",
+    "overhead",
+    "peers",
+    "serve",
+    "steptime",
+    "triton",
+    "write",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -122,6 +122,7 @@ def _close(args: argparse.Namespace, module: _Module, seconds: float) -> None:
         f"The memory of {module.name}:  {args.out / 'module.memory'}\n"
         "\nTry next:\n"
         f"  brt write {run} --memory {args.out / 'module.memory'} --interactive\n"
+        f"  brt serve {run} --memories {args.out / 'memories'}   (then open http://127.0.0.1:8000 and drop a text in)\n"
         f"  brt inspect {run} {module.path} --out {args.out / 'memory.html'}\n"
         f"  brt data prepare YOUR-FOLDER --out build/mine && brt train --system {SYSTEMS[0]} --size tiny "
         "--data build/mine --out runs/mine"

@@ -22,6 +22,7 @@ EXTRAS = {
     "hf": ("transformers", "brt export for transformers"),
     "lm-eval": ("lm_eval", "lm-evaluation-harness"),
     "peers": ("block-recurrent-transformer-pytorch", "brt bench peers"),
+    "serve": ("fastapi", "brt serve"),
 }
 GEMM = 2048
 KEPT = "is kept for the next tensor"

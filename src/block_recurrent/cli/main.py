@@ -73,7 +73,12 @@ COMMANDS = {
         "how well a text is predicted from a memory",
         "brt score runs/first next.txt --memory book.memory",
     ),
-    "memory": ("memory", "look at memory files, compare them", "brt memory info book.memory"),
+    "memory": ("memory", "look at memory files, compare them, set them back", "brt memory info book.memory"),
+    "serve": (
+        "serve",
+        "models behind HTTP: completions, memories by name, and a page",
+        "brt serve runs/first --memories memories",
+    ),
     "data": ("data", "prepare documents, look at them, check them", "brt data prepare books/ --out build/books"),
     "tokenizer": (
         "tokenizer",

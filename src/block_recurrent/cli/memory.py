@@ -1,9 +1,10 @@
-"""`brt memory`: what is in a memory file, and how far two are apart."""
+"""`brt memory`: what is in a memory file, how far two are apart, and back to an earlier place."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from pathlib import Path
 
 from block_recurrent.cli.output import add_json, check_outputs, give_json
 from block_recurrent.errors import FileFormatError
@@ -24,11 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     diff.add_argument("a", help="a memory file")
     diff.add_argument("b", help="another, of the same model")
     add_json(diff)
+    rewind = commands.add_parser("rewind", help="set a memory back to a checkpoint of its trail", allow_abbrev=False)
+    rewind.add_argument("file", help="a memory file")
+    rewind.add_argument("--to", type=int, metavar="POSITION", help="tokens at the checkpoint (default: list them)")
+    rewind.add_argument("--out", type=Path, metavar="FILE", help="keep the file, and write the earlier memory here")
+    rewind.set_defaults(json=None)
 
 
 def run(args: argparse.Namespace) -> int:
     check_outputs(args, "json")
-    return _info(args) if args.command == "info" else _diff(args)
+    return {"info": _info, "diff": _diff, "rewind": _rewind}[args.command](args)
 
 
 def _info(args: argparse.Namespace) -> int:
@@ -71,4 +77,18 @@ def _diff(args: argparse.Namespace) -> int:
     print(f"{a.tokens:,} and {b.tokens:,} tokens; the texts are {'' if a.text_hash == b.text_hash else 'not '}the same")
     numbers = ([str(r.layer), r.what, f"{r.largest:.3g}", f"{r.relative:.3g}", f"{r.cosine:.4f}"] for r in rows)
     print_table(["layer", "what", "largest", "relative", "cosine"], numbers)
+    return 0
+
+
+def _rewind(args: argparse.Namespace) -> int:
+    from block_recurrent.inference.trail import locked, places_of, rewind
+
+    path = Path(args.file)
+    if args.to is None:
+        for place in places_of(path):
+            print(f"{place.position:>12,}")
+        return 0
+    with locked(path.parent):
+        rewind(path, args.to, args.out or path)
+    print(f"'{args.out or path}' stands at {args.to:,} tokens")
     return 0

@@ -13,6 +13,7 @@ from block_recurrent.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from block_recurrent.inference.session import Session
+    from block_recurrent.inference.trail import Trail
 
 INTERRUPTED = 130
 
@@ -25,6 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", required=True, metavar="FILE", help="the memory file to write")
     parser.add_argument("--from", dest="earlier", metavar="FILE", help="start from this memory file")
     add_overwrite(parser)
+    parser.add_argument("--trail", type=int, default=0, metavar="N", help="keep N checkpoints on the way (default: 0)")
+    parser.add_argument(
+        "--trail-every", type=int, default=65536, metavar="N", help="tokens between them, at least (default: 65536)"
+    )
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,13 +69,17 @@ def check_memory_target(path: str, source: str | None, overwrite: bool) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from block_recurrent.inference.session_file import save_session
+
+    if args.trail < 0 or args.trail_every < 1:
+        raise ConfigError("--trail must be at least 0, and --trail-every at least 1")
     check_memory_target(args.memory, args.earlier, args.overwrite)
     _check_texts(args.text)
     session = open_session(args, args.earlier)
     began, start = time.perf_counter(), session.position
-    stopped = _read(session, args.text)
+    trail, stopped = _read(session, args)
     seconds, count = time.perf_counter() - began, session.position - start
-    session.save(args.memory)
+    save_session(session, Path(args.memory), trail.to_notes())
     print(
         f"read {count:,} tokens in {seconds:.1f} s ({count / max(seconds, 1e-9):,.0f} tokens/s), {session.position:,} "
         f"in all; the memory is in '{args.memory}' ({size(Path(args.memory).stat().st_size)})"
@@ -81,19 +90,24 @@ def run(args: argparse.Namespace) -> int:
     return INTERRUPTED
 
 
-def _read(session: Session, paths: list[str]) -> int | None:
-    """Read the texts; returns None, or if it was stopped by Ctrl-C, how many bytes have been read. The session stands
-    between two pieces then."""
+def _read(session: Session, args: argparse.Namespace) -> tuple[Trail, int | None]:
+    """Read the texts; returns the checkpoints on the way, and None, or if it was stopped by Ctrl-C, how many bytes have
+    been read. The session stands between two pieces then."""
     from block_recurrent.inference.text_input import read_text
+    from block_recurrent.inference.trail import Trail, save_checkpoint
 
     before = len(session.state.held) + session.state.text.length
+    trail, last = Trail(), session.position
     try:
-        for path in paths:
+        for path in args.text:
             for piece in read_text(path):
                 session.read(piece)
+                if args.trail and session.position - last >= args.trail_every:
+                    trail = trail.add(save_checkpoint(session, Path(args.memory).parent), args.trail)
+                    last = session.position
     except KeyboardInterrupt:
-        return len(session.state.held) + session.state.text.length - before
-    return None
+        return trail, len(session.state.held) + session.state.text.length - before
+    return trail, None
 
 
 def _check_texts(paths: list[str]) -> None:

@@ -115,7 +115,10 @@ class Engine:
     def decode_many(
         self, tokens: Sequence[int], memories: Sequence[DocumentMemory]
     ) -> tuple[Tensor, list[DocumentMemory]]:
-        """`decode` for memories of one lane each, wherever they stand: a batch for this call only."""
+        """`decode` for memories of one lane each, wherever they stand: a batch for this call only.
+
+        With the decode kernel, a lane's logits and memory are the same to the last bit whatever the others are.
+        """
         if len(tokens) != len(memories):
             raise InputError(f"there are {len(tokens)} tokens for {len(memories)} memories: give one for each")
         if any(memory.lanes != 1 for memory in memories):
@@ -123,7 +126,7 @@ class Engine:
         snapshot, decoder = self._now
         column = _column(tokens, snapshot.device)
         if memories and decoder is not None and (checked := _checked(snapshot, column, memories)) is not None:
-            return decoder.decode(checked, memories)
+            return decoder.decode(checked, memories, same_bits=True)
         logits, after = _decode(snapshot, None, column, DocumentMemory.cat(memories))
         return logits, [after.select([lane]) for lane in range(after.lanes)]
 

@@ -120,17 +120,29 @@ class NativeDecoder:
         self._decode.argtypes, self._decode.restype = (pointer, pointer, number, pointer, pointer, number), None
         self._room_for.argtypes, self._room_for.restype = (pointer, number, number), number
 
-    def decode(self, tokens: Sequence[int], memories: Sequence[DocumentMemory]) -> tuple[Tensor, list[DocumentMemory]]:
-        """A token for each lane of all memories together, each in the vocabulary."""
+    def decode(
+        self, tokens: Sequence[int], memories: Sequence[DocumentMemory], same_bits: bool = False
+    ) -> tuple[Tensor, list[DocumentMemory]]:
+        """A token for each lane of all memories together, each in the vocabulary.
+
+        same_bits: whether a lane's numbers must be the same to the last bit whatever other lanes there are.
+        """
         claimed = [self._claim(memory) for memory in memories]
         lanes, W = array("q"), self.config.window
         given = iter(tokens)
         for buffer, place in claimed:
             for (plain, own), view, token in zip(buffer.lanes, place.views, given, strict=False):
                 lanes.extend((token, *plain, place.at + W, *own, place.at + 2 * W, view.data_ptr()))
-        logits = torch.empty(len(tokens), self.config.vocab_size)
-        self._call(lanes, len(tokens), logits)
-        return logits, [self._after(memory, place) for memory, (_, place) in zip(memories, claimed, strict=True)]
+        count = len(tokens)
+        if same_bits and count == 1:
+            # The kernel sums up a single lane in another order; the same one twice is not single.
+            lanes.extend(lanes)
+            count = 2
+        logits = torch.empty(count, self.config.vocab_size)
+        self._call(lanes, count, logits)
+        return logits[: len(tokens)], [
+            self._after(memory, place) for memory, (_, place) in zip(memories, claimed, strict=True)
+        ]
 
     def _call(self, lanes: array[int], count: int, logits: Tensor) -> None:
         threads, model = torch.get_num_threads(), self._model.buffer_info()[0]

@@ -90,7 +90,7 @@ class Session:
         if isinstance(text, str):
             # Piece by piece: the tokens of a text take many times its room.
             return sum(self._read_text(text[i : i + TEXT_AT_ONCE]) for i in range(0, len(text), TEXT_AT_ONCE))
-        tokens = self._checked(text)
+        tokens = self.checked(text)
         count = self.flush() + len(tokens)
         for piece in (tokens[i : i + TEXT_AT_ONCE] for i in range(0, len(tokens), TEXT_AT_ONCE)):
             self._read_tokens(piece, self.tokenizer.decode_bytes(piece, begin=self.position == 0))
@@ -146,7 +146,7 @@ class Session:
             raw = to_utf8(text)
             tokens = tokens_of(self.tokenizer, raw, other.position == 0)
         else:
-            tokens = self._checked(text)
+            tokens = self.checked(text)
             raw = self.tokenizer.decode_bytes(tokens, begin=other.position == 0)
         if len(tokens) == 0:
             return Scored(0.0, 0, len(raw))
@@ -200,7 +200,8 @@ class Session:
         _, memory = self.engine.prefill([self.state.fed(tokens)], self.state.memory)
         self.state = self.state.after(memory, tokens, text)
 
-    def _checked(self, tokens: Tokens) -> np.ndarray:
+    def checked(self, tokens: Tokens) -> np.ndarray:
+        """Tokens of a text as an array; anything else is an error."""
         if isinstance(tokens, (bytes, bytearray)):
             raise InputError("what is read is bytes: decode it to text first, or give tokens")
         if isinstance(tokens, torch.Tensor):

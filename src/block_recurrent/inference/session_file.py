@@ -37,6 +37,8 @@ class MemoryFile:
     model_name: str
     model_hash: str
     tokenizer_hash: str
+    notes: dict[str, Any]
+    """Further plain values that were saved with it, such as its trail."""
 
     @property
     def tokens(self) -> int:
@@ -49,7 +51,7 @@ class MemoryFile:
         return self.state.text.update(self.state.held).hexdigest()
 
 
-def save_session(session: Session, path: Path) -> None:
+def save_session(session: Session, path: Path, notes: dict[str, Any] | None = None) -> None:
     """Write the session's memory file; a file that is no memory file is not replaced."""
     check_target(path)
     state = session.state
@@ -62,6 +64,7 @@ def save_session(session: Session, path: Path) -> None:
         "held": state.held.hex(),
         "text": state.text.to_dict(),
         "text_hash": state.text.update(state.held).hexdigest(),
+        "notes": notes or {},
     }
     save_memory(replace(state.memory, maker=None, fingerprint=model_hash), path, extra)
 
@@ -81,7 +84,8 @@ def read_memory_file(path: str | Path) -> MemoryFile:
             held=bytes.fromhex(extra["held"]),
             text=TextHash.from_dict(extra["text"]),
         )
-        file = MemoryFile(path, state, extra["model_name"], str(memory.fingerprint), extra["tokenizer"])
+        names = extra["model_name"], str(memory.fingerprint), extra["tokenizer"]
+        file = MemoryFile(path, state, *names, notes=dict(extra.get("notes", {})))
         if file.text_hash != extra["text_hash"]:
             raise ValueError("the hash of the text")
     except (KeyError, TypeError, ValueError) as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
@@ -67,6 +68,17 @@ def save_memory(memory: DocumentMemory, path: Path, extra: dict[str, Any] | None
 def load_memory(path: Path) -> DocumentMemory:
     """Read and check a memory file; anything wrong with it is a FileFormatError that says what."""
     return load_memory_with_extra(path)[0]
+
+
+def load_header(path: Path) -> dict[str, Any]:
+    """What a memory file says about itself; its tensors are not read, and not checked."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _header(path, file.metadata() or {})
+    except FileNotFoundError:
+        raise FileFormatError(f"there is no memory file '{path}'") from None
+    except (SafetensorError, OSError) as error:
+        raise FileFormatError(f"'{path}' can't be read as a memory file: {error}") from None
 
 
 def load_memory_with_extra(path: Path) -> tuple[DocumentMemory, dict[str, Any]]:

@@ -39,6 +39,8 @@ def cpp_window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout:
 
 def cpp_attend(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], dropout: float) -> Tensor:
     """q (B, H, groups * N, K), keys and values (B, H, M, K) of each group -> like q."""
+    if q.shape[2] == 0:  # a call without tokens, which only puts the initial state into fresh lanes
+        return torch.zeros_like(q)
     rows = [with_rows(x) for x in keys], [with_rows(x) for x in values]
     return torch.ops.brt.attend(with_rows(q), *rows, _seed(dropout), dropout)[0]
 
