@@ -14,7 +14,9 @@ from block_recurrent.run_config import RunConfig, read_toml
 from tests.security.made import flip, fresh_copy
 from tests.security.measure import KINDS, TARGETS, flips
 
-BRIEFLY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+BRIEFLY = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
