@@ -86,7 +86,7 @@ def test_a_walk_is_short_and_its_files_exist(walk: str, most: int) -> None:
 
 
 def test_the_page_has_the_floors() -> None:
-    rows = re.findall(r"^\| (\d) \| ([^|]*) \|", PAGE.read_text(encoding="utf-8"), re.M)
+    rows = re.findall(r"^\| (\d+) \| ([^|]*) \|", PAGE.read_text(encoding="utf-8"), re.M)
     assert {room: int(floor) for floor, rooms in rows for room in re.findall(r"`(\w+)`", rooms)} == FLOORS
 
 

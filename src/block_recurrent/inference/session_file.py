@@ -110,6 +110,7 @@ def _rules(vocab_size: int) -> dict[str, Rule]:
         "held": is_text,
         "text": lambda x: isinstance(x, dict),
         "text_hash": is_hash,
+        "notes?": lambda x: isinstance(x, dict),
     }
 
 
