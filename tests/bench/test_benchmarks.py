@@ -152,7 +152,7 @@ def test_eval(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = "bench eval --size micro --vocab-size 50 --lanes 1 --repeats 1 --json"
     assert main([*command.split(), str(tmp_path)]) == 2
-    assert f"'{tmp_path}' can't be written: Is a directory" in capsys.readouterr().err
+    assert f"'{tmp_path}' can't be written: it is a directory" in capsys.readouterr().err
 
 
 def test_a_table_as_markdown(tmp_path: Path) -> None:
