@@ -11,7 +11,6 @@ import glob
 import os
 import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,8 +21,8 @@ STALE_SECONDS = 24 * 3600  # no process that still writes leaves its file alone 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """A hidden path beside `path` to write to: renamed to `path` when the block ends well, deleted when it doesn't."""
-    # A name of its own, so that several processes and threads may write the same file; the last one wins.
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    # The process is in the name, so that several may write the same file; the last one wins.
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     _delete_stale(path)
     try:
         yield part
