@@ -31,7 +31,7 @@ def test_writing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out
     names: dict = {}
     exec(engine, names)
-    assert names["memory"].tokens_read == [110]
+    assert names["memory"].tokens_read.tolist() == [110]
     assert (folder / "book.memory").is_file()
 
 
