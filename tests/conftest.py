@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+# Triton reads it when it is imported, which torch may do at any time.
+os.environ["TRITON_INTERPRET"] = "1"
 
 import pytest
 import torch
 
 from block_recurrent import BlockRecurrentLM, preset
+from block_recurrent.ops import cpp
 from block_recurrent.presets import SYSTEMS
 
 VOCAB = 23
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+BUILDS = {"AVX512": ["AVX512", "AVX2"], "AVX2": ["AVX2"]}
+"""Of the C kernels, that a processor can run."""
 # H*K is neither D nor 2D, S is not W, M is no multiple of W; n = M, so that retrieval does not hang on rounding.
 SIZES = {"d_model": 10, "num_heads": 2, "head_dim": 3, "mlp_dim": 14, "num_states": 3} | {
     "memory_size": 10,
@@ -23,6 +31,15 @@ SIZES = {"d_model": 10, "num_heads": 2, "head_dim": 3, "mlp_dim": 14, "num_state
 @pytest.fixture(params=SYSTEMS)
 def system(request: pytest.FixtureRequest) -> str:
     """Each of the 15 systems."""
+    return request.param
+
+
+@pytest.fixture(params=BUILDS.get(CAPABILITY, ["none"]))
+def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every build of the C kernels that this processor can run."""
+    monkeypatch.setattr(cpp, "LIBRARY", cpp.load(request.param))
+    if cpp.LIBRARY is None:
+        pytest.skip(f"there are no kernels for {request.param} in this installation (brt doctor)")
     return request.param
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,20 +21,21 @@ FLOORS = {
     "presets": 0,
     "run_config": 0,
     "accounting": 0,
-    "runtime": 1,
     "ops": 1,
+    "runtime": 2,
     "nn": 2,
     "data": 2,
     "model": 3,
     "checkpoint": 4,
     "inference": 5,
-    "train": 6,
     "evaluate": 6,
     "hub": 6,
+    "train": 7,
     "analysis": 7,
-    "bench": 7,
     "studies": 8,
-    "cli": 9,
+    "serve": 8,
+    "bench": 9,
+    "cli": 10,
 }
 FRONT_DOOR = {PACKAGE / "__init__.py", PACKAGE / "__main__.py"}
 FILES = sorted(set(PACKAGE.rglob("*.py")) - FRONT_DOOR)
@@ -70,6 +72,24 @@ def test_every_room_is_reached() -> None:
     assert {"model", "nn", "cli", "data"} <= {room_of(path) for path in FILES}
 
 
+PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
+WALKS = {"From a token to an update": 20, "From a document to a step": 10, "From a memory to text": 10}
+WALKS |= {"One written token": 8}
+
+
+@pytest.mark.parametrize(("walk", "most"), WALKS.items())
+def test_a_walk_is_short_and_its_files_exist(walk: str, most: int) -> None:
+    text = PAGE.read_text(encoding="utf-8").partition(f"**{walk}**")[2].partition("\n\n")[0]
+    files = re.findall(r"`([\w/]+\.(?:py|c))`", text)
+    assert [name for name in files if not (PACKAGE / name).is_file()] == []
+    assert most >= len(files) == len(set(files)) > 4, "no place is visited twice"
+
+
+def test_the_page_has_the_floors() -> None:
+    rows = re.findall(r"^\| (\d+) \| ([^|]*) \|", PAGE.read_text(encoding="utf-8"), re.M)
+    assert {room: int(floor) for floor, rooms in rows for room in re.findall(r"`(\w+)`", rooms)} == FLOORS
+
+
 def modules_after(code: str) -> set[str]:
     printed = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"], capture_output=True, text=True, check=True
@@ -89,7 +109,7 @@ def modules_after(code: str) -> set[str]:
 )
 def test_help_and_configurations_do_not_load_torch(code: str) -> None:
     """Loading torch takes more than a second; help and config errors come at once."""
-    assert not {"torch", "numpy", "sentencepiece", "transformers"} & modules_after(code)
+    assert not {"torch", "numpy", "sentencepiece", "transformers", "fastapi"} & modules_after(code)
 
 
 def test_every_public_name_can_be_imported() -> None:

@@ -1,14 +1,14 @@
 """Block-Recurrent Transformers: language models that read whole books, with a memory of fixed size.
 
-The names below are imported from their rooms when first used, so that `import block_recurrent` does not load torch.
+The names below are imported lazily, when first used, so that `import block_recurrent` does not load torch.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-
-from block_recurrent.hub.registration import register_with_transformers
 
 __version__ = "0.1.0"
 
@@ -20,30 +20,22 @@ _HOMES = {
     "Session": "inference.session",
     "from_meliad": "model.meliad",
     "keep_freed_memory": "allocator",
+    "load_run": "checkpoint",
     "preset": "presets",
 }
 
-__all__ = [
-    "BlockRecurrentLM",
-    "DocumentMemory",
-    "Engine",
-    "ModelConfig",
-    "Session",
-    "__version__",
-    "from_meliad",
-    "keep_freed_memory",
-    "preset",
-]
+__all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:
-    from block_recurrent.allocator import keep_freed_memory
-    from block_recurrent.config import ModelConfig
-    from block_recurrent.inference.engine import Engine
-    from block_recurrent.inference.session import Session
-    from block_recurrent.model.language_model import BlockRecurrentLM
-    from block_recurrent.model.meliad import from_meliad
-    from block_recurrent.model.memory import DocumentMemory
-    from block_recurrent.presets import preset
+    from block_recurrent.allocator import keep_freed_memory as keep_freed_memory
+    from block_recurrent.checkpoint import load_run as load_run
+    from block_recurrent.config import ModelConfig as ModelConfig
+    from block_recurrent.inference.engine import Engine as Engine
+    from block_recurrent.inference.session import Session as Session
+    from block_recurrent.model.language_model import BlockRecurrentLM as BlockRecurrentLM
+    from block_recurrent.model.meliad import from_meliad as from_meliad
+    from block_recurrent.model.memory import DocumentMemory as DocumentMemory
+    from block_recurrent.presets import preset as preset
 
 
 def __getattr__(name: str) -> Any:
@@ -56,4 +48,8 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-register_with_transformers()
+if "transformers" in sys.modules:
+    from block_recurrent import hub
+
+    with suppress(hub.MissingExtraError):  # a transformers without what we need: `hub.register()` says so
+        hub.register()

@@ -8,21 +8,18 @@ from block_recurrent.config import ModelConfig
 
 BACKWARD_AND_FORWARD = 3
 """A training step costs three forward passes: the backward pass has two products for each one of the forward pass."""
-BYTES = 4
-"""Of a float32 number."""
+BYTES = 4  # of a float32 number
 
 
 @dataclass(frozen=True)
 class Cost:
     """What `brt presets` shows."""
 
-    parameters: int
-    """All weights, the embedding (which is also the output) counted once."""
+    parameters: int  # all weights, the embedding (which is also the output) counted once
     non_embedding_parameters: int
     flops_per_token: float
     """Of a training step: dense products, the logits, and attention at the W keys that a query may see."""
-    memory_bytes: int
-    """Of one lane's `DocumentMemory` in float32."""
+    memory_bytes: int  # of one lane's `DocumentMemory` in float32
 
 
 def cost_of(config: ModelConfig) -> Cost:
@@ -91,6 +88,6 @@ def _layer_flops(config: ModelConfig, number: int) -> float:
 def _layer_memory(config: ModelConfig, number: int) -> int:
     recurrent = number in config.recurrent_layers
     cached = 2 * config.window if recurrent else config.window
-    recalled = config.memory_size if number in config.memory_layers else 0
+    knn_entries = config.memory_size if number in config.memory_layers else 0
     states = config.num_states * config.d_model if recurrent else 0
-    return BYTES * (2 * (cached + recalled) * _heads_width(config) + states)
+    return BYTES * (2 * (cached + knn_entries) * _heads_width(config) + states)

@@ -11,7 +11,7 @@ from typing import Any
 from block_recurrent.errors import ConfigError, did_you_mean
 
 # Lists, because `register_gate` and `register_update` add to them.
-GATES = ["fixed", "lstm"]
+GATE_NAMES = ["fixed", "lstm"]
 GATE_CONFIGS = ["dual", "single", "skip"]
 
 
@@ -19,69 +19,53 @@ GATE_CONFIGS = ["dual", "single", "skip"]
 class ModelConfig:
     """One model. The defaults are the paper's base size (160m) as a plain sliding-window model (`slide`)."""
 
-    vocab_size: int = 32000
-    """V: pieces of the vocabulary, the document mark included."""
-    d_model: int = 1024
-    """D: embedding width."""
-    num_layers: int = 12
-    """L: layers."""
-    num_heads: int = 8
-    """H: attention heads."""
-    head_dim: int = 128
-    """K: width of a head; H*K need not equal D."""
-    mlp_dim: int = 4096
-    """F: hidden width of the MLP."""
-    window: int = 512
-    """W: a token attends to the W tokens before it; also the block length."""
-    segment: int = 4096
-    """N: tokens of one training step per lane, a multiple of the window."""
-    recurrent_layers: tuple[int, ...] = ()
-    """Layers with a recurrent state, counted from 1."""
-    num_states: int = 512
-    """S: recurrent state vectors."""
-    gate: str = "fixed"
-    """Gate of the recurrent cell: "fixed" or "lstm"."""
-    gate_config: str = "skip"
-    """The horizontal direction: "dual", "single" or "skip"."""
-    gate_bias: bool | None = None
-    """Whether z has a bias; unset: the paper's way (it has)."""
-    gate_tanh: bool | None = None
-    """Whether z goes through tanh; unset: the paper's way (lstm does, fixed does not)."""
-    feedback: bool = False
-    """Block feedback: the stack runs block by block, and every layer reads the recurrent state."""
+    vocab_size: int = 32000  # V: pieces of the vocabulary, the document mark included
+    d_model: int = 1024  # D: embedding width
+    num_layers: int = 12  # L: layers
+    num_heads: int = 8  # H: attention heads
+    head_dim: int = 128  # K: width of a head; H*K need not equal D
+    mlp_dim: int = 4096  # F: hidden width of the MLP
+    window: int = 512  # W: a token attends to the W tokens before it; also the block length
+    segment: int = 4096  # N: tokens of one training step per lane, a multiple of the window
+    recurrent_layers: tuple[int, ...] = ()  # layers with a recurrent state, counted from 1
+    num_states: int = 512  # S: recurrent state vectors
+    gate: str = "fixed"  # gate of the recurrent cell: "fixed" or "lstm"
+    gate_config: str = "skip"  # the horizontal direction: "dual", "single" or "skip"
+    gate_bias: bool | None = None  # whether z has a bias; unset: the paper's way (it has)
+    gate_tanh: bool | None = None  # whether z goes through tanh; unset: the paper's way (lstm does, fixed does not)
+    feedback: bool = False  # block feedback: the stack runs block by block, and every layer reads the recurrent state
     memory_layers: tuple[int, ...] = ()
     """Layers with a memory of past keys and values (Memorizing Transformer), counted from 1."""
-    memory_size: int = 65536
-    """M: entries of that memory per lane and head."""
-    memory_neighbors: int = 128
-    """n: entries that a query retrieves."""
+    memory_size: int = 65536  # M: entries of that memory per lane and head
+    memory_neighbors: int = 128  # n: entries that a query retrieves
     scale_init: float = 1.0
     """Where the attention scales start: a logit is the head's scale times a cosine. 1 in the paper."""
-    gate_init: float = 0.5
-    """Share of the old state that a fixed gate keeps at the start. 0.5 in the paper."""
+    gate_init: float = 0.5  # share of the old state that a fixed gate keeps at the start. 0.5 in the paper.
     gate_horizon: float = 0.0
     """Blocks that the slowest channel of a fixed gate remembers at the start; the other channels are spread down to one
     block, evenly in the logarithm. 0: all channels keep gate_init."""
-    dropout: float = 0.05
-    """Dropout after the first norm, after the MLP and before the logits."""
-    attention_dropout: float = 0.05
-    """Dropout of the attention matrix."""
+    dropout: float = 0.05  # dropout after the first norm, after the MLP and before the logits
+    attention_dropout: float = 0.05  # dropout of the attention matrix
 
     def __post_init__(self) -> None:
         for name in _SIZES:
-            _check_positive(name, getattr(self, name))
+            size = getattr(self, name)
+            _check(name, size, _is_int(size) and size >= 1, "a whole number of at least 1")
         for name in ("recurrent_layers", "memory_layers"):
             object.__setattr__(self, name, _layer_numbers(name, getattr(self, name), self.num_layers))
         for name in ("dropout", "attention_dropout"):
-            _check_rate(name, getattr(self, name))
-        for name, low, high in (("scale_init", 0, float("inf")), ("gate_init", 0, 1)):
-            _check_between(name, getattr(self, name), low, high)
-        if self.gate_horizon != 0:
-            _check_between("gate_horizon", self.gate_horizon, 1, float("inf"))
+            rate = getattr(self, name)
+            _check(name, rate, _is_number(rate) and 0 <= rate < 1, "a number from 0 up to, but not including, 1")
+        ranges = [("scale_init", 0, float("inf")), ("gate_init", 0, 1)]
+        for name, low, high in ranges + [("gate_horizon", 1, float("inf"))] * (self.gate_horizon != 0):
+            value = getattr(self, name)
+            _check(name, value, _is_number(value) and low < value < high, f"a number between {low} and {high}")
         for name in ("gate_bias", "gate_tanh"):
-            _check_type(name, getattr(self, name), (bool, type(None)), "true, false or unset")
-        _check_type("feedback", self.feedback, (bool,), "true or false")
-        _check_choice("gate", self.gate, GATES)
+            _check(
+                name, getattr(self, name), isinstance(getattr(self, name), (bool, type(None))), "true, false or unset"
+            )
+        _check("feedback", self.feedback, isinstance(self.feedback, bool), "true or false")
+        _check_choice("gate", self.gate, GATE_NAMES)
         _check_choice("gate_config", self.gate_config, GATE_CONFIGS)
         if self.segment % self.window:
             raise ConfigError(
@@ -116,6 +100,11 @@ class ModelConfig:
         """The document mark, last in the vocabulary: it comes before a document, and as a prediction ends it."""
         return self.vocab_size - 1
 
+    @property
+    def bos_token_id(self) -> int:
+        """The same mark, read before a document's first token."""
+        return self.eos_token_id
+
     def layer_reads_state(self, layer: int) -> bool:
         """Whether layer number `layer` (from 1) cross-attends to a recurrent state."""
         return layer in self.recurrent_layers or self.feedback
@@ -140,19 +129,7 @@ class ModelConfig:
         return dataclasses.replace(self, **_known(changes))
 
 
-_SIZES = (
-    "vocab_size",
-    "d_model",
-    "num_layers",
-    "num_heads",
-    "head_dim",
-    "mlp_dim",
-    "window",
-    "segment",
-    "num_states",
-    "memory_size",
-    "memory_neighbors",
-)
+_SIZES = [item.name for item in dataclasses.fields(ModelConfig) if item.type == "int"]
 _NOT_SHAPE = ("segment", "dropout", "attention_dropout", "scale_init", "gate_init", "gate_horizon")
 
 
@@ -170,31 +147,17 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _check_positive(name: str, value: Any) -> None:
-    if not _is_int(value) or value < 1:
-        raise ConfigError(f"{name} is {value!r}: it must be a whole number of at least 1")
+def _check(name: str, value: Any, holds: bool, rule: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name} is {value!r}: it must be {rule}")
 
 
-def _check_rate(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise ConfigError(f"{name} is {value!r}: it must be a number from 0 up to, but not including, 1")
-
-
-def _check_between(name: str, value: Any, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low < value < high:
-        raise ConfigError(f"{name} is {value!r}: it must be a number between {low} and {high}")
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(
-            f"{name} is {value!r}: it must be one of {', '.join(choices)}{did_you_mean(str(value), choices)}"
-        )
-
-
-def _check_type(name: str, value: Any, types: tuple[type, ...], rule: str) -> None:
-    if not isinstance(value, types):
-        raise ConfigError(f"{name} is {value!r}: it must be {rule}")
+    _check(name, value, value in choices, f"one of {', '.join(choices)}{did_you_mean(str(value), choices)}")
 
 
 def _layer_numbers(name: str, value: Any, num_layers: int) -> tuple[int, ...]:

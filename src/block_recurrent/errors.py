@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+USAGE, FAILURE = 2, 1
 
 
 class BlockRecurrentError(ValueError):
-    """Something the user gave can't be used. The command line prints it as one line and exits with 2."""
+    """Something the user gave can't be used. The command line prints it as one line and exits with `exit_code`."""
+
+    exit_code = USAGE
 
 
 class ConfigError(BlockRecurrentError):
@@ -25,6 +30,8 @@ class MemoryMismatchError(BlockRecurrentError):
 class FileFormatError(BlockRecurrentError):
     """A file of ours that is damaged, cut, or not what it should be."""
 
+    exit_code = FAILURE
+
 
 class DataError(BlockRecurrentError):
     """Documents, tokenizers or prepared data that can't be used."""
@@ -33,9 +40,13 @@ class DataError(BlockRecurrentError):
 class CheckpointError(BlockRecurrentError):
     """A run or checkpoint that is missing, damaged, or can't be written."""
 
+    exit_code = FAILURE
+
 
 class TrainingError(BlockRecurrentError):
     """Training that can't start, or can't go on."""
+
+    exit_code = FAILURE
 
 
 class MissingExtraError(BlockRecurrentError):
@@ -49,3 +60,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' (did you mean 'x'?)' for the nearest known word, or the empty string."""
     nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean '{nearest[0]}'?)" if nearest else ""
+
+
+def printable(text: str) -> str:
+    """The text with control characters spelled out: names and texts of others must not command a terminal."""
+    return re.sub("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)", lambda found: f"\\x{ord(found[0]):02x}", text)

@@ -15,18 +15,15 @@ DEFAULT_VOCAB_SIZE = 32000
 class System:
     """A row of the paper's main table: what kind of model, at any size."""
 
-    in_paper: str
-    """The paper's name for it."""
-    step_time: float | None = None
-    """The paper's step time, relative to Slide:13L."""
+    in_paper: str  # the paper's name for it
+    step_time: float | None = None  # the paper's step time, relative to Slide:13L
     windows: int | None = None
     """Segment and window are this many base windows, as in Transformer-XL; None: the size's own segment and window."""
     extra_layers: bool = False
     """One layer more for each recurrent layer of the size, so that the cost equals a recurrent system's."""
     recurrent: bool = False
     memorizing: bool = False
-    model: dict[str, Any] = field(default_factory=dict)
-    """Further fields of ModelConfig."""
+    model: dict[str, Any] = field(default_factory=dict)  # further fields of ModelConfig
 
 
 def _recurrent(in_paper: str, step_time: float, gate: str, gate_config: str, feedback: bool = False) -> System:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from block_recurrent.errors import BlockRecurrentError, ConfigError
+from block_recurrent.ops.precision import MetaAutocast
 
 T = TypeVar("T")
 
@@ -30,8 +31,7 @@ class Runtime:
     """This process among its world, and what it computes on."""
 
     device: torch.device
-    dtype: torch.dtype
-    """Of the computation; weights are float32."""
+    dtype: torch.dtype  # of the computation; weights are float32
     rank: int = 0
     world: int = 1
 
@@ -51,6 +51,8 @@ class Runtime:
 
     def sums(self, *values: Tensor | float) -> list[float]:
         """Each number summed over all processes, in float64; the same bits on each process."""
+        if self.world == 1 and not any(isinstance(x, Tensor) for x in values):
+            return [float(x) for x in values]  # no way to the device and back
         numbers = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=self.device) for x in values])
         if self.world > 1:
             dist.all_reduce(numbers)
@@ -87,20 +89,29 @@ class Runtime:
             raise failure
         return result
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> AbstractContextManager[Any]:
         """The context that computes in `dtype`."""
+        if self.device.type == "meta":
+            return MetaAutocast(self.dtype)
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
 
 @contextmanager
-def start(device: str = "auto", dtype: str = "auto") -> Iterator[Runtime]:
-    """The runtime of this process; under torchrun, part of a group (gloo on CPUs, nccl on GPUs) until the end."""
+def start(
+    device: str = "auto", dtype: str = "auto", deterministic: bool = True, tf32: bool = False
+) -> Iterator[Runtime]:
+    """The runtime of this process; under torchrun, part of a group (gloo on CPUs, nccl on GPUs) until the end.
+
+    On GPUs, deterministic: the same numbers each time, though slower; tf32: float32 products with 10 bits of precision.
+    """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     place = pick_device(device)
     if place.type == "cuda":
-        # Products that give the same bits each time; cuBLAS reads this when it is first used.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        if deterministic:
+            # Products that give the same bits each time; cuBLAS reads this when it is first used.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.cuda.set_device(place)
     runtime = Runtime(place, pick_dtype(dtype, place), rank, world)
     # torchrun with one process is a group too: FSDP needs one.

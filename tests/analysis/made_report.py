@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from block_recurrent.analysis.ablation import Ablation
 from block_recurrent.analysis.comparison import Comparison, DocumentPair, find_top
 from block_recurrent.analysis.inspector import Inspection, LayerInspection
 from block_recurrent.analysis.memory_report import inspection_numbers, inspection_page_data
-from block_recurrent.analysis.removal import Removal
 from block_recurrent.analysis.report import ReportData, Side, write_report
-from block_recurrent.analysis.words import TokenText
+from block_recurrent.analysis.token_text import TokenText
 from block_recurrent.data import load_tokenizer
 from block_recurrent.data.tokenizers.base import Tokenizer
 from block_recurrent.evaluate.cumulative import CumulativeCurve, Curve
@@ -88,7 +88,7 @@ def write_made_report(
     )
     comparison = Comparison("made A", "made B", WINDOW, SEGMENT, documents, *curves, *tops, headroom)
     inspection = _inspection("first", max(2, tokens // WINDOW))
-    removals = [Removal(3, count, 4.0, 4.0 + count / 100, 4.001) for count in (1, 4, 16, 32)]
+    ablations = [Ablation(3, count, 4.0, 4.0 + count / 100, 4.001) for count in (1, 4, 16, 32)]
     write_report(
         folder,
         ReportData(
@@ -97,7 +97,7 @@ def write_made_report(
             comparison,
             Side("made A", "run a, step 1", {"model.num_layers": 3}),
             Side("made B", "run b, step 1", {"model.num_layers": 4}),
-            [inspection_numbers(inspection, removals)],
-            [inspection_page_data(inspection, removals, text)],
+            [inspection_numbers(inspection, ablations)],
+            [inspection_page_data(inspection, ablations, text)],
         ),
     )

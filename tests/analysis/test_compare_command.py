@@ -13,7 +13,8 @@ from block_recurrent import BlockRecurrentLM
 from block_recurrent.cli.main import main
 from block_recurrent.data import Corpus, load_tokenizer
 from block_recurrent.run_config import RunConfig
-from block_recurrent.studies.run_folder import save_run
+
+from ..run_folders import save_run
 
 TEXTS = {
     "one.txt": "Alice met Bob. " + "They talked of this and that. " * 12 + "Alice left.</script><b>&amp;",
@@ -79,7 +80,7 @@ def test_experiments_on_the_state(rec: Path, corpus: Corpus, tmp_path: Path, fla
     (memory,) = report["memory"]
     (layer,) = memory["layers"]
     assert sum(layer["read"]) == pytest.approx(1, abs=1e-3)
-    assert [removal["count"] for removal in layer["removal"]] == [1, 4, 16]
+    assert [ablation["count"] for ablation in layer["ablation"]] == [1, 4, 16]
 
 
 def test_swapping_leaves_out_the_document_itself(rec: Path, corpus: Corpus, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -17,7 +19,8 @@ from block_recurrent.analysis.comparison import (
     gain_by_distance,
     where,
 )
-from block_recurrent.analysis.words import TokenText
+from block_recurrent.analysis.packing import pack_bits
+from block_recurrent.analysis.token_text import TokenText
 from block_recurrent.data import Corpus, load_tokenizer
 from block_recurrent.evaluate.cumulative import Curve
 from block_recurrent.evaluate.measures import Score
@@ -104,3 +107,9 @@ def test_clearing_differs_only_after_the_first_segment(
     assert len(found.top_a) + len(found.top_b) > 100
     assert found.documents[0].score_b.bits == pytest.approx(found.documents[0].bits_b.sum(), rel=1e-6)
     assert found.curve_a.documents[0] == 2
+
+
+@pytest.mark.filterwarnings("error")
+def test_losses_that_are_no_numbers_are_packed_without_a_warning() -> None:
+    packed = pack_bits(np.array([np.nan, np.inf, 1.5, 100.0], np.float32))
+    assert np.frombuffer(zlib.decompress(base64.b64decode(packed)), "<u2").tolist() == [65535, 65535, 1500, 65535]

@@ -11,8 +11,8 @@ import torch
 
 from block_recurrent import BlockRecurrentLM
 from block_recurrent.analysis import inspector
+from block_recurrent.analysis.ablation import ablate, ablation_counts
 from block_recurrent.analysis.inspector import inspect
-from block_recurrent.analysis.removal import removal_counts, removals
 from block_recurrent.errors import ConfigError
 from block_recurrent.evaluate.scoring import score
 from block_recurrent.evaluate.state_edits import clear_every, initial_states
@@ -89,8 +89,8 @@ def test_systems_without_a_state_are_refused(make_reader: Callable[..., BlockRec
 
 def test_taking_all_vectors_away_is_clearing_at_every_block(make_reader: Callable[..., BlockRecurrentLM]) -> None:
     model = make_reader()
-    taken = removals(model, TOKENS, inspect(model, TOKENS))
-    assert [r.count for r in taken] == [1, 4, 16] == removal_counts(16)
+    taken = ablate(model, TOKENS, inspect(model, TOKENS))
+    assert [r.count for r in taken] == [1, 4, 16] == ablation_counts(16)
     cleared = np.concatenate([piece.nats for piece in score(model, [TOKENS], edit=clear_every(model, 16))])
     normal = np.concatenate([piece.nats for piece in score(model, [TOKENS])])
     assert taken[-1].most_read == pytest.approx(cleared.mean() / np.log(2), abs=1e-5)

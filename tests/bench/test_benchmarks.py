@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from block_recurrent.bench.contenders import FullAttentionStep, OurStep, Setting
 from block_recurrent.bench.harness import best_seconds, peak_bytes_of
 from block_recurrent.bench.steptime import TrainingStep
 from block_recurrent.cli.main import main
-from block_recurrent.ops import cpp
+from block_recurrent.ops import cpp, triton
 from block_recurrent.presets import preset
 
 
@@ -149,7 +152,7 @@ def test_eval(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = "bench eval --size micro --vocab-size 50 --lanes 1 --repeats 1 --json"
     assert main([*command.split(), str(tmp_path)]) == 2
-    assert f"can't write '{tmp_path}': Is a directory" in capsys.readouterr().err
+    assert f"'{tmp_path}' can't be written: it is a directory" in capsys.readouterr().err
 
 
 def test_a_table_as_markdown(tmp_path: Path) -> None:
@@ -176,3 +179,44 @@ def test_a_package_that_lacks_something_itself_is_not_called_missing(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match="another_that_nobody_has"):
         import_extra("a_broken_package", "peers")
+
+
+@pytest.mark.skipif(not triton.INSTALLED, reason="triton is not installed (Linux only)")
+def test_triton_kernels_fit_into_registers(tmp_path: Path) -> None:
+    """In a process of its own: in this one, triton interprets."""
+    command = [
+        sys.executable,
+        "-m",
+        "block_recurrent",
+        "bench",
+        "triton",
+        "--head-sizes",
+        "128",
+        "--dtypes",
+        "bfloat16",
+    ]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
+    subprocess.run([*command, "--json", str(tmp_path / "x.json")], env=environment, check=True, capture_output=True)
+    rows = rows_of(tmp_path / "x.json")
+    assert [row["kernel"] for row in rows] == ["forward", "queries_backward", "keys_backward"]
+    for row in rows:
+        assert row["spilled"] <= (64 if row["kernel"] == "keys_backward" else 0), row
+        assert row["registers"] <= 255
+        assert row["shared"] <= 163 * 1024
+
+
+def test_the_interpreter_compiles_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "triton"]) == 2
+    assert "triton" in capsys.readouterr().err.lower()
+
+
+def test_serve(tmp_path: Path) -> None:
+    """Requests of all kinds: every text is the one that it is alone."""
+    pytest.importorskip("uvicorn", reason="needs the extra 'serve'")
+    command = "bench serve --parts mixed --requests 100 --clients 6 --json"
+    assert main([*command.split(), str(tmp_path / "x.json")]) == 0
+    (row,) = rows_of(tmp_path / "x.json")
+    assert row["clients"] == 6
+    assert " texts compared, 0 differ; " in row["told"]
+    assert ", 0 wrong answers; " in row["told"]

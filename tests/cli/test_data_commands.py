@@ -86,9 +86,7 @@ def test_verify_fails_on_damage(source: Path, tmp_path: Path, capsys: pytest.Cap
     assert main(["data", "prepare", str(source), "--out", str(out)]) == 0
     capsys.readouterr()
     (out / "test.bin").write_bytes(b"f\0i\0v\0e\0")
-    assert "does not match its manifest: test/c.txt: its text is not the one" in fails(
-        ["data", "verify", str(out)], capsys
-    )
+    assert "does not match its manifest: test/c.txt: " in fails(["data", "verify", str(out)], capsys)
 
 
 def test_tokenizer_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

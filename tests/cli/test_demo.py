@@ -38,6 +38,7 @@ def test_it_does_all_of_it_and_again_at_once(source: Path, tmp_path: Path, capsy
         assert f"$ brt {command}" in printed
     assert "Try next:" in printed
     assert str(out / "report.html") in printed
+    assert f"brt serve {out / 'rec-fixed-skip'}" in printed
     sizes = [path.stat().st_size for path in (source / "test").iterdir()]
     assert json.loads((out / "slide-plus" / "test.json").read_text())["bytes"] == sum(sizes)
     metrics = (out / "rec-fixed-skip" / "metrics.jsonl").read_text()

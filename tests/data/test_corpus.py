@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from block_recurrent.data import Corpus, LaneStream
-from block_recurrent.data.corpus.corpus import manifest_digest
 from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
 from block_recurrent.data.corpus.report import problems, summarize
 from block_recurrent.data.tokenizers.base import ByteTokenizer, Tokenizer
 from block_recurrent.errors import DataError, FileFormatError
+from block_recurrent.io.door import seal_json
 
 FILES = {"train/a.txt": b"one two", "train/b.txt": b"three", "test/c.txt": "vier fünf".encode()}
 
@@ -25,16 +25,16 @@ def corpus(make_corpus: Callable[..., Corpus]) -> Corpus:
     return make_corpus(FILES)
 
 
-def change_manifest(corpus: Corpus, change: Callable[[dict[str, Any]], object], sealed: bool = False) -> None:
+def change_manifest(corpus: Corpus, change: Callable[[dict[str, Any]], object], sealed: bool = True) -> None:
     manifest = json.loads((corpus.folder / "manifest.json").read_text(encoding="utf-8"))
     change(manifest)
-    if sealed:
-        manifest["digest"] = manifest_digest(manifest)
-    (corpus.folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    old = manifest.pop("sha256")
+    text = seal_json(json.dumps(manifest)) if sealed else json.dumps({**manifest, "sha256": old})
+    (corpus.folder / "manifest.json").write_text(text, encoding="utf-8")
 
 
 def test_reading(corpus: Corpus) -> None:
-    assert (corpus.mark, corpus.vocab_size, corpus.dtype) == (256, 257, np.uint16)
+    assert (corpus.eos_token_id, corpus.vocab_size, corpus.dtype) == (256, 257, np.uint16)
     assert corpus.lengths("train").tolist() == [7, 5]
     assert corpus.tokens("train", 1).tobytes() == b"t\0h\0r\0e\0e\0"
     assert corpus.find("test/c.txt") == ("test", 0)
@@ -76,7 +76,7 @@ def test_a_folder_that_is_none_of_ours(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"is not prepared data: it has no manifest.json; make it with 'brt data"):
             Corpus(folder)
     (tmp_path / "manifest.json").write_text('{"some": "other program"}')
-    with pytest.raises(FileFormatError, match="is not a manifest of ours"):
+    with pytest.raises(FileFormatError, match="is not that of a block-recurrent corpus"):
         Corpus(tmp_path)
     (tmp_path / "manifest.json").write_text('{"cut')
     with pytest.raises(FileFormatError, match="is damaged"):
@@ -89,17 +89,17 @@ def test_a_folder_that_is_none_of_ours(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(version=99), "has version 99, this program reads 1"),
-        (lambda m: m.pop("documents"), "lacks or misstates 'documents'"),
-        (lambda m: m.pop("tokenizer"), "lacks or misstates 'tokenizer'"),
+        (lambda m: m.update(version=99), "has format version 99, this program reads 2"),
+        (lambda m: m.pop("documents"), "lacks 'documents'"),
+        (lambda m: m.pop("tokenizer"), "lacks 'tokenizer'"),
         (lambda m: m.update(dtype="nonsense"), "is damaged"),
         (lambda m: m["documents"][0].pop("tokens"), "is damaged"),
         (lambda m: m["documents"][0].update(split="nowhere"), "is damaged"),
         (lambda m: m["documents"][0].update(extra=1), "is damaged"),
         (lambda m: m["documents"][1].update(offset=3), "'train/a.txt' should begin at token 0, not at 3"),
         (lambda m: m["documents"][1].update(tokens=3), "'train/b.txt' should begin at token 3, not at 7"),
-        (lambda m: m["documents"][2].update(name="train/a.txt"), "it lists 'train/a.txt' twice"),
-        (lambda m: m["documents"].pop(), r"train.bin' has 24 bytes, but its manifest says 14 bytes"),
+        (lambda m: m["documents"][2].update(name="train/a.txt"), "lists 'train/a.txt' twice"),
+        (lambda m: m["documents"].pop(), r"train.bin has 24 bytes, but its manifest says 14 bytes"),
         (lambda m: m.update(documents=5), "is damaged"),
     ],
 )
@@ -114,10 +114,10 @@ def test_a_manifest_that_does_not_match_its_files(
 def test_a_token_file_that_is_cut_or_gone(corpus: Corpus) -> None:
     path = corpus.folder / "train.bin"
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(FileFormatError, match=r"train.bin' has 22 bytes, but its manifest says 24 bytes; prepare"):
+    with pytest.raises(FileFormatError, match=r"train.bin has 22 bytes, but its manifest says 24 bytes; prepare"):
         Corpus(corpus.folder)
     path.unlink()
-    with pytest.raises(FileFormatError, match=r"train.bin' is missing"):
+    with pytest.raises(FileFormatError, match=r"train.bin is missing"):
         Corpus(corpus.folder)
 
 
@@ -136,12 +136,12 @@ def test_verify_finds_a_changed_token(
 
 
 def test_verify_finds_a_changed_manifest(corpus: Corpus) -> None:
-    change_manifest(corpus, lambda m: m["documents"][1].update(words=99))
-    assert list(problems(Corpus(corpus.folder))) == ["manifest.json was changed after it was written"]
-    change_manifest(corpus, lambda m: m["documents"][1].update(sha256="0" * 64), sealed=True)
-    assert list(problems(Corpus(corpus.folder))) == [
-        "train/a.txt: its text is not the one that was read (SHA-256 differs)"
-    ]
+    change_manifest(corpus, lambda m: m["documents"][1].update(sha256="0" * 64))
+    (problem,) = problems(Corpus(corpus.folder))
+    assert problem.startswith("train/a.txt: ")
+    change_manifest(corpus, lambda m: m["documents"][1].update(words=99), sealed=False)
+    with pytest.raises(FileFormatError, match="it was changed after it was written"):
+        Corpus(corpus.folder)
 
 
 def test_another_tokenizer_file_is_refused(make_corpus: Callable[..., Corpus], own: Tokenizer) -> None:
@@ -170,8 +170,8 @@ def test_the_numbers_of_info(corpus: Corpus) -> None:
 def test_a_stream_of_a_real_corpus(corpus: Corpus) -> None:
     steps = list(LaneStream(corpus, "train", 1, 4, one_pass=True))
     targets = np.concatenate([step.targets[0] for step in steps])
-    assert bytes(targets[targets != corpus.mark].tolist()) == b"one twothree"
-    assert (targets == corpus.mark).sum() == 2 + 2, "two marks and two paddings"
+    assert bytes(targets[targets != corpus.eos_token_id].tolist()) == b"one twothree"
+    assert (targets == corpus.eos_token_id).sum() == 2 + 2, "two marks and two paddings"
     assert sum(int(step.mask.sum()) for step in steps) == 12 + 2
 
 

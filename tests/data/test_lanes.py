@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from block_recurrent.data.streams.lanes import LaneSchedule, LaneStream, Step
+from block_recurrent.data.streams.lanes import LaneSchedule, LaneStream
+from block_recurrent.data.streams.segments import Segment
 from block_recurrent.errors import DataError
 
 MARK = 1000
@@ -44,7 +45,7 @@ def streams(texts: Texts, per_rank: int, world: int, segment: int, **options: An
     return [LaneStream(texts, "train", lanes, segment, 3, rank, world, prefetch=0, **options) for rank in range(world)]
 
 
-def all_lanes(steps: tuple[Step, ...]) -> list[np.ndarray]:
+def all_lanes(steps: tuple[Segment, ...]) -> list[np.ndarray]:
     """One step of all ranks as one step of all lanes."""
     return [np.concatenate(parts) for parts in list(zip(*steps, strict=True))[:4]]
 

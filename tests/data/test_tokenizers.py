@@ -116,13 +116,13 @@ def test_a_long_text_without_any_white_space_is_encoded_in_linear_time_and_comes
 @pytest.mark.parametrize("kind", ["bytes", "own", "authors"])
 def test_the_interface(kind: str, request: pytest.FixtureRequest) -> None:
     tokenizer = ByteTokenizer() if kind == "bytes" else request.getfixturevalue(kind)
-    assert tokenizer.mark == tokenizer.size
+    assert tokenizer.eos_token_id == tokenizer.size
     assert tokenizer.vocab_size == tokenizer.size + 1
     tokens = tokenizer.encode("some words of text")
     assert tokens.dtype == np.int32
     assert tokenizer.decode(tokens.tolist()) == "some words of text"
     assert tokenizer.decode_bytes(tokens) == b"some words of text"
-    assert tokenizer.decode([*tokens.tolist(), tokenizer.mark]) == "some words of text"
+    assert tokenizer.decode([*tokens.tolist(), tokenizer.eos_token_id]) == "some words of text"
     assert tokenizer.decode([]) == ""
     for bad in ([tokenizer.size + 1], [-1]):
         with pytest.raises(DataError, match=f"token {bad[0]} is not of this tokenizer"):

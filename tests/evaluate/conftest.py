@@ -12,7 +12,8 @@ from block_recurrent import BlockRecurrentLM, preset
 from block_recurrent.data import Corpus, load_tokenizer
 from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
 from block_recurrent.run_config import DataConfig, RunConfig
-from block_recurrent.studies.run_folder import save_run
+
+from ..run_folders import save_run
 
 
 @pytest.fixture

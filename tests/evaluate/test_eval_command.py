@@ -158,7 +158,8 @@ def test_the_table_of_vocabularies(
 
     from block_recurrent.data import load_tokenizer
     from block_recurrent.run_config import RunConfig
-    from block_recurrent.studies.run_folder import save_run
+
+    from ..run_folders import save_run
 
     (tmp_path / "text.txt").write_text("\n".join(TEXTS.values()) * 9, encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(

@@ -55,7 +55,7 @@ def test_rolling_log_likelihood_carries_the_memory(
         tokens = byte_tokenizer.encode(text).tolist()
         expected = 0.0
         if tokens:
-            inputs = torch.tensor([[byte_tokenizer.mark, *tokens[:-1]]])
+            inputs = torch.tensor([[byte_tokenizer.eos_token_id, *tokens[:-1]]])
             with torch.no_grad():
                 expected = -model.loss(inputs, torch.tensor([tokens])).per_token.double().sum().item()
         assert log_prob == pytest.approx(expected, rel=1e-5, abs=1e-9)
@@ -135,4 +135,4 @@ def test_mistakes_are_said(make_reader: Callable, make_run: Callable, tmp_path: 
         evaluate(lm, tmp_path / "empty")
     with pytest.raises(DataError, match="there is no source"):
         evaluate(lm, tmp_path / "nowhere")
-    assert load_tokenizer("bytes").mark == lm.eot_token_id
+    assert load_tokenizer("bytes").eos_token_id == lm.eot_token_id

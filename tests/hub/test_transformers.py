@@ -17,8 +17,11 @@ from block_recurrent import Session
 from block_recurrent.cli.main import main
 from block_recurrent.data import Tokenizer
 from block_recurrent.errors import BlockRecurrentError, InputError, MemoryMismatchError
+from block_recurrent.hub import register
 from block_recurrent.hub.cache import BlockRecurrentCache
 from block_recurrent.presets import SYSTEMS
+
+register()  # pytest may have imported our package before theirs
 
 # A penalty makes greedy text of an untrained model wander instead of repeating one token.
 GREEDY = {"do_sample": False, "repetition_penalty": 8.0, "suppress_tokens": [256]}
@@ -235,12 +238,12 @@ def test_the_tokenizer_comes_along(
     texts = ["the white whale", "", "  two  spaces\n\nand 日本 🐳\r\n", "a <|document|> in the text", " leading"]
     for text in texts:
         ids = theirs(text)["input_ids"]
-        assert ids == [ours.mark, *ours.encode(text).tolist()]
+        assert ids == [ours.eos_token_id, *ours.encode(text).tolist()]
         assert theirs(text, add_special_tokens=False)["input_ids"] == ids[1:]
         assert theirs.decode(ids, skip_special_tokens=True) == text
         assert theirs.decode(ids) == "<|document|>" + text
         assert theirs.convert_tokens_to_ids(theirs.convert_ids_to_tokens(ids)) == ids
-    assert theirs.bos_token_id == theirs.eos_token_id == theirs.pad_token_id == ours.mark
+    assert theirs.bos_token_id == theirs.eos_token_id == theirs.pad_token_id == ours.eos_token_id
     assert len(theirs) == ours.vocab_size
     batch = theirs(texts[:2], padding=True)
     assert batch["attention_mask"][1][-1] == 1
@@ -269,7 +272,8 @@ def test_an_unknown_model_key_is_an_error() -> None:
 
 
 ORDERS = {
-    "ours first": "import block_recurrent; from transformers import AutoModelForCausalLM as A, AutoTokenizer as T",
+    "ours first": "import block_recurrent.hub; from transformers import AutoModelForCausalLM as A, AutoTokenizer as T; "
+    "block_recurrent.hub.register()",
     "theirs first": "from transformers import AutoModelForCausalLM as A, AutoTokenizer as T; import block_recurrent",
     "remote code": "from transformers import AutoModelForCausalLM as A, AutoTokenizer as T",
 }
@@ -325,6 +329,15 @@ def test_the_command(
     assert not (tmp_path / "b").exists()
     assert main(["export", str(run), "--out", str(tmp_path / "weights.safetensors")]) == 0
     assert (tmp_path / "weights.safetensors").is_file()
+
+
+def test_generating_never_has_dropout(loaded: Callable) -> None:
+    model, tokenizer = loaded("rec-fixed-skip")
+    inputs = tokenizer(["Call me Ishmael. " * 9], return_tensors="pt")
+    expected = model.generate(**inputs, max_new_tokens=8, **GREEDY)
+    model.train()
+    assert torch.equal(model.generate(**inputs, max_new_tokens=8, **GREEDY), expected)
+    assert model.model.training, "the mode is the user's own"
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ from block_recurrent import BlockRecurrentLM, preset
 from block_recurrent.data import Tokenizer, load_tokenizer
 from block_recurrent.data.tokenizers.base import tokenizer_from_model
 from block_recurrent.run_config import DataConfig, RunConfig
-from block_recurrent.studies.run_folder import save_run
+
+from ..run_folders import save_run
 
 WORDS = [
     "sea",

@@ -86,16 +86,16 @@ def test_beam_search_is_that_of_transformers(
 
     model = make_reader("rec-fixed-skip", seed=3)
     # A likely mark, so that texts end at different lengths.
-    model.embedding.weight.data[byte_tokenizer.mark] *= 1.4
+    model.embedding.weight.data[byte_tokenizer.eos_token_id] *= 1.4
     theirs = BlockRecurrentForCausalLM(BlockRecurrentConfig(**model.config.to_dict())).eval()
     theirs.model.load_state_dict(model.state_dict())
     for prompt in ("Once upon", "a", "the sea, the sea"):
         session = Session(model, byte_tokenizer)
         session.read(prompt)
         start = session.fork()
-        ids = torch.tensor([[byte_tokenizer.mark, *byte_tokenizer.encode(prompt).tolist()]])
+        ids = torch.tensor([[byte_tokenizer.eos_token_id, *byte_tokenizer.encode(prompt).tolist()]])
         found = theirs.generate(ids, num_beams=beams, do_sample=False, max_new_tokens=12, **options)
-        expected = [token for token in found[0, ids.shape[1] :].tolist() if token != byte_tokenizer.mark]
+        expected = [token for token in found[0, ids.shape[1] :].tolist() if token != byte_tokenizer.eos_token_id]
         written = session.write_all(12, beams=beams, **options)
         assert list(written.tokens) == expected
         start.read(written.tokens)

@@ -33,7 +33,7 @@ def test_every_part_gives_its_rows(tmp_path: Path, weights: str) -> None:
     assert [(row["part"], row["model"], row["position"], row["lanes"]) for row in rows] == [
         *(("position", name, position, 1) for name in ours for position in (32, 160)),
         *(("batch", name, 32, lanes) for name in ours for lanes in (1, 4, 16)),
-        *(("limit", name, 32, 1) for name in ours),
+        *(("limit", name, 32, lanes) for name in ours for lanes in (1, 16)),
         *(("gpt2", name, position, 1) for position in (20, 40) for name in (ours[0], "gpt2 of transformers")),
     ]
     assert all(row["tokens_per_second"] > 0 and row["ratio"] > 0 for row in rows)
@@ -66,7 +66,10 @@ def test_bytes_of_a_token() -> None:
     cell = sum(p.numel() for p in model.layers[1].cell.parameters())
     weights = sum(p.numel() for p in model.parameters()) - cell + cell / 16
     memory = 2 * 48 * (3 * 16 + 16)
-    assert write.bytes_per_token(model) == pytest.approx(4 * (weights + memory))
-    # In bfloat16: two bytes less for each weight of a matrix; per layer 4 or 5 maps of D x HK, and the MLP.
+    assert write.bytes_per_step(model) == pytest.approx(4 * (weights + memory))
+    assert write.bytes_per_step(model, lanes=5) == pytest.approx(4 * (weights + 5 * memory))
+    # In bfloat16: two bytes less for each weight of a matrix; per layer 4 or 5 maps of D x HK, and the MLP. The
+    # same for each number of the window's keys and values, though not for what a state shows.
     matrices = 48 * 50 + 3 * (4 * 48 * 48 + 2 * 48 * 96) + 2 * 48 * 48
-    assert write.bytes_per_token(model, "bfloat16") == pytest.approx(4 * (weights + memory) - 2 * matrices)
+    narrow = 2 * (matrices + 2 * 48 * 3 * 16)
+    assert write.bytes_per_step(model, "bfloat16") == pytest.approx(4 * (weights + memory) - narrow)

@@ -13,7 +13,7 @@ import pytest
 
 from block_recurrent import Session
 from block_recurrent.cli.main import main
-from block_recurrent.data import Tokenizer
+from block_recurrent.data import Tokenizer, load_tokenizer
 from block_recurrent.inference.interactive import Conversation
 from block_recurrent.inference.sampling import Sampling
 
@@ -283,3 +283,12 @@ def test_ctrl_c_stops_the_sentence_not_the_program(make_reader: Callable, byte_t
     assert conversation.run() == 0
     assert 5 < session.position < 55, "what was written until then stays"
     assert f"{session.position} tokens" in out.getvalue()
+
+
+def test_turns_of_a_conversation_do_not_share_random_numbers(make_reader: Callable) -> None:
+    session, seeds = Session(make_reader("rec-fixed-skip"), load_tokenizer("bytes")), []
+    write = session.write
+    session.write = lambda count, sampling: seeds.append(sampling.seed) or write(count, sampling)  # type: ignore
+    source = io.StringIO("one\ntwo\n/quit\n")
+    Conversation(session, 3, Sampling(seed=5), source, io.StringIO()).run()
+    assert len(seeds) == len(set(seeds)) == 2

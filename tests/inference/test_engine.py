@@ -6,7 +6,9 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from torch import Tensor
 from block_recurrent import BlockRecurrentLM, preset
 from block_recurrent.errors import BlockRecurrentError, ConfigError, InputError, MemoryMismatchError
 from block_recurrent.inference import Engine
+from block_recurrent.inference import engine as engine_module
 from block_recurrent.inference.snapshot import WEIGHTS
 from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.ops import cpp
@@ -63,18 +66,20 @@ def test_any_mix_of_calls_equals_the_model(system: str, tokens: Tokens) -> None:
     assert model.training
 
 
-@pytest.mark.parametrize("system", ["slide", "rec-lstm-dual", "feedback-fixed-skip", "memorizing"])
-def test_lanes_stand_anywhere(system: str, tokens: Tokens) -> None:
+@pytest.mark.parametrize("lanes", [3, 16])
+def test_lanes_stand_anywhere(system: str, lanes: int, build: str, tokens: Tokens) -> None:
+    """By several calls of every kind, in one memory and in many, with every build of the kernels."""
     model = make(system)
-    engine, text, lengths = Engine(model), tokens(3, 60), [30, 1, 17]
+    engine, text = Engine(model), tokens(lanes, 70)
+    lengths = [30, 1, 17, 16, 33, 2, 48, 31, 15, 9, 50, 28, 3, 47, 11, 20][:lanes]
     wanted, _ = expected(model, text)
     logits, memory = engine.prefill([text[i, :n] for i, n in enumerate(lengths)])
-    tensors, other = engine.prefill(text[:, :30], lengths=torch.tensor(lengths))
+    tensors, other = engine.prefill(text[:, : max(lengths)], lengths=torch.tensor(lengths))
     torch.testing.assert_close(logits, torch.stack([wanted[i, n - 1] for i, n in enumerate(lengths)]))
     torch.testing.assert_close(tensors, logits)
     assert memory.equals(other)
-    many = [memory.select([lane]) for lane in range(3)]
-    for step in range(30):
+    many = [memory.select([lane]) for lane in range(lanes)]
+    for step in range(20):
         positions = [n + step for n in lengths]
         row = [int(text[i, n]) for i, n in enumerate(positions)]
         logits, memory = engine.decode(row, memory)
@@ -144,11 +149,10 @@ def test_scores_are_the_models(system: str, tokens: Tokens) -> None:
     assert engine.score([[]], [[]]).nats[0].shape == (0,)
 
 
-@pytest.mark.skipif(cpp.LIBRARY is None, reason="the kernels are not built for this machine")
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("lanes", [1, 2, 3, 7])
+@pytest.mark.parametrize("lanes", [1, 2, 3, 7, 16])
 def test_torch_does_the_same_where_there_is_no_kernel(
-    weights: str, lanes: int, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
+    weights: str, lanes: int, build: str, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sizes that fill no vector, and several recurrent layers of which the others read the highest."""
     odd = {"d_model": 43, "head_dim": 13, "mlp_dim": 61, "num_states": 11, "window": 9, "segment": 18}
@@ -162,10 +166,45 @@ def test_torch_does_the_same_where_there_is_no_kernel(
     for i in range(30):
         logits, memories[0] = native.decode(text[:, i], memories[0])
         wanted, memories[1] = plain.decode(text[:, i], memories[1])
-        torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(logits, wanted, atol=TOLERANCE[weights], rtol=TOLERANCE[weights])
     assert memories[0] is not None
     assert memories[1] is not None
-    assert memories[0].difference(memories[1]) < 1e-4
+    assert memories[0].difference(memories[1]) < TOLERANCE[weights]
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_a_decoded_memory_is_a_value_like_others(weights: str, tokens: Tokens) -> None:
+    """Its layers are read out of the decoder's buffer when they are asked for, in float32 whatever the weights."""
+    engine, text = Engine(make("rec-fixed-skip"), weights), tokens(2, 60)
+    _, memory = engine.prefill(text[:, :20])
+    for i in range(20, 50):
+        _, memory = engine.decode(text[:, i], memory)
+    assert memory.dtype == torch.float32
+    assert len(memory.layers) == engine.config.num_layers
+    assert [layer.state is None for layer in memory.layers[:2]] == [True, False]
+    assert memory.layers[-1].keys.shape == (2, 4, engine.config.window, 12)
+    assert memory.layers[1].keys.shape[2] == 2 * engine.config.window
+    kept = copy.deepcopy(memory)
+    assert kept.layers[0].keys.untyped_storage().nbytes() == kept.layers[0].keys.nbytes  # nothing around it
+    wanted, after = engine.decode(text[:, 50], memory)
+    engine.decode(text[:, 51], memory)
+    assert kept.equals(memory)
+    logits, again = engine.decode(text[:, 50], kept)
+    assert torch.equal(logits, wanted)
+    assert again.equals(after)
+
+
+@pytest.mark.skipif(cpp.LIBRARY is None, reason="the kernels are not built for this machine")
+def test_values_that_float16_does_not_hold_are_cut(tokens: Tokens) -> None:
+    model = make("slide")
+    model.layers[0].to_values.weight.data *= 1e6
+    engine, text = Engine(model, "bfloat16"), tokens(1, 40)
+    _, memory = engine.prefill(text[:, :20])
+    assert memory.layers[0].values.abs().max() > 65504
+    for i in range(20, 40):
+        logits, memory = engine.decode(text[:, i], memory)
+        assert logits.isfinite().all()
+    assert memory.layers[0].values.abs().max() == 65504
 
 
 def test_the_engine_has_weights_of_its_own(tokens: Tokens) -> None:
@@ -203,7 +242,8 @@ def test_packed_weights_change_the_loss_little(system: str, weights: str, tokens
     assert engine.fingerprint() not in (model.fingerprint(), Engine(model).fingerprint())
 
 
-TOLERANCE = {"bfloat16": 1e-4, "int8": 1e-4}
+TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-3, "int8": 4e-3}
+"""Caches are float16 where weights are narrow."""
 
 
 def test_threads_do_not_disturb_each_other(tokens: Tokens) -> None:
@@ -235,6 +275,42 @@ def test_threads_do_not_disturb_each_other(tokens: Tokens) -> None:
         assert second is not None
         assert torch.equal(first[0], second[0])
         assert first[1].equals(second[1])
+
+
+@pytest.mark.parametrize("call", ["decode", "decode_many"])
+def test_a_refresh_meanwhile_refuses_no_memory(call: str, tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call computes with the weights that the engine had when it began, even if another thread changes them."""
+    engine, column = Engine(make("rec-fixed-skip")), engine_module._column
+    _, memory = engine.prefill(tokens(1, 20))
+    before = engine.fingerprint()
+
+    def refresh_and_go_on(*given: Any) -> Tensor:
+        engine.model.embedding.weight.data *= 1.1
+        engine.refresh()
+        return column(*given)
+
+    monkeypatch.setattr(engine_module, "_column", refresh_and_go_on)
+    _, after = engine.decode([1], memory) if call == "decode" else engine.decode_many([1], [memory])
+    assert (after[0] if isinstance(after, list) else after).fingerprint == before
+    assert engine.fingerprint() != before
+
+
+def test_weights_of_several_types_are_refused() -> None:
+    model = make("slide")
+    model.layers[0].double()
+    with pytest.raises(ConfigError, match=r"weights are float32 on cpu, float64 on cpu: .*model\.to"):
+        Engine(model)
+
+
+def test_a_memory_of_wrong_shapes_is_refused(tokens: Tokens) -> None:
+    engine = Engine(make("rec-fixed-skip"))
+    _, memory = engine.prefill(tokens(1, 20))
+    for name, field in {"a cache": "values", "a state": "state"}.items():
+        layer = memory.layers[1]
+        bad = replace(layer, **{field: getattr(layer, field)[..., 1:, :]})
+        layers = (memory.layers[0], bad, *memory.layers[2:])
+        with pytest.raises(InputError, match=f"{name} of the memory has shape"):
+            engine.decode([1], replace(memory, layers=layers))
 
 
 def test_bad_input_is_refused_as_the_model_does(tokens: Tokens) -> None:
@@ -270,3 +346,22 @@ def test_bad_input_is_refused_as_the_model_does(tokens: Tokens) -> None:
     with pytest.raises(ConfigError, match="did you mean 'bfloat16'"):
         Engine(model, weights="bfloat")
     assert issubclass(InputError, BlockRecurrentError)
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+def test_a_lane_has_the_same_bits_in_any_crowd(make_reader: Callable[..., BlockRecurrentLM], weights: str) -> None:
+    """What `brt serve` promises: the same text, alone or with others, at any position, across block ends."""
+    engine = Engine(make_reader(), weights)
+    if engine._now[1] is None:
+        pytest.skip("the decode kernel is missing")
+    lanes = 9
+    start = [engine.prefill([list(range(1, 4 + 5 * lane))])[1] for lane in range(lanes)]
+    alone, crowd = list(start), list(start)
+    for step in range(2 * engine.config.window + 1):
+        count = 1 + step * 4 % lanes
+        tokens = [(7 * step + lane) % 256 for lane in range(count)]
+        logits, crowd[:count] = engine.decode_many(tokens, crowd[:count])
+        for lane in range(count):
+            one, (alone[lane],) = engine.decode_many(tokens[lane : lane + 1], alone[lane : lane + 1])
+            assert torch.equal(one[0], logits[lane]), f"{count} lanes, step {step}"
+    assert all(a.equals(b) for a, b in zip(alone, crowd, strict=True))

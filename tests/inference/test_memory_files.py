@@ -147,7 +147,7 @@ def test_a_book_is_not_replaced_by_a_memory(make_reader: Callable, byte_tokenize
     with pytest.raises(FileFormatError, match="is no memory file: it is not replaced"):
         session.save(tmp_path / "book.txt")
     assert (tmp_path / "book.txt").read_text().startswith("Call me")
-    with pytest.raises(FileFormatError, match="no folder to write into"):
+    with pytest.raises(FileFormatError, match="is not writable"):
         session.save(tmp_path / "nowhere" / "a.memory")
 
 

@@ -71,14 +71,16 @@ def test_logits_are_shaped_as_transformers_shapes_them(
     theirs = g.TopPLogitsWarper(top_p)(recent, theirs)
     theirs = g.MinPLogitsWarper(min_p)(recent, theirs)
     sampling = Sampling(temperature, top_k, top_p, min_p, penalty)
-    ours = shape_logits(logits[0], recent[0].tolist(), sampling, mark=36)
+    ours = shape_logits(logits[0], recent[0].tolist(), sampling, eos_token_id=36)
     assert torch.equal(ours.isinf(), theirs[0].isinf())
     assert torch.allclose(ours.softmax(-1), theirs[0].softmax(-1), atol=1e-12)
 
 
 def test_draws_follow_the_distribution() -> None:
     probabilities = torch.tensor([0.5, 0.0, 0.3, 0.2])
-    drawn = Counter(Chooser(Sampling(seed=seed), mark=3).choose(probabilities.log(), []).token for seed in range(4000))
+    drawn = Counter(
+        Chooser(Sampling(seed=seed), eos_token_id=3).choose(probabilities.log(), []).token for seed in range(4000)
+    )
     assert drawn[1] == 0, "what has no probability never comes"
     for token, p in enumerate(probabilities.tolist()):
         assert abs(drawn[token] / 4000 - p) < 0.04

@@ -120,9 +120,9 @@ def test_a_session_says_what_the_model_says(make_reader: Callable, byte_tokenize
     session = Session(model, byte_tokenizer)
     session.read(tokens)
     with torch.no_grad():
-        logits, memory = model(torch.tensor([[byte_tokenizer.mark, *tokens]]))
+        logits, memory = model(torch.tensor([[byte_tokenizer.eos_token_id, *tokens]]))
     written = next(session.write_tokens(1, temperature=0, end_at_mark=False))
-    logits[0, -1, byte_tokenizer.mark] = -torch.inf
+    logits[0, -1, byte_tokenizer.eos_token_id] = -torch.inf
     assert written.token == int(logits[0, -1].argmax())
     assert session.memory.equals(memory, tolerance=1e-5)
     assert session.position == len(tokens) + 1
@@ -135,7 +135,7 @@ def test_loss_of_is_the_models_loss(make_reader: Callable, byte_tokenizer: Token
     session.read(before)
     bits = session.loss_of(after)
     tokens = byte_tokenizer.encode(before + after).tolist()
-    inputs = torch.tensor([[byte_tokenizer.mark, *tokens[:-1]]])
+    inputs = torch.tensor([[byte_tokenizer.eos_token_id, *tokens[:-1]]])
     with torch.no_grad():
         per_token = model.loss(inputs, torch.tensor([tokens])).per_token[0]
     expected = per_token[len(before.encode()) :].double().sum().item() / math.log(2)
@@ -150,7 +150,7 @@ def test_the_first_token_is_predicted_too(make_reader: Callable, byte_tokenizer:
     model = make_reader()
     session = Session(model, byte_tokenizer)
     with torch.no_grad():
-        logits, _ = model(torch.tensor([[byte_tokenizer.mark]]))
+        logits, _ = model(torch.tensor([[byte_tokenizer.eos_token_id]]))
     expected = -logits[0, 0].double().log_softmax(-1)[ord("Q")].item() / math.log(2)
     assert session.loss_of("Q") == pytest.approx(expected, rel=1e-5)
 

@@ -102,7 +102,7 @@ def test_a_stop_string_across_tokens_ends_the_writing(make_reader: Callable, byt
 
 
 def test_writing_ends_at_the_mark_unless_told_to_go_on(make_reader: Callable, byte_tokenizer: Tokenizer) -> None:
-    model = steered(make_reader, [*b"The end.", byte_tokenizer.mark])
+    model = steered(make_reader, [*b"The end.", byte_tokenizer.eos_token_id])
     session = Session(model, byte_tokenizer)
     assert "".join(session.write(100)) == "The end."
     assert session.position == 8, "the mark is no token of the text"
@@ -115,7 +115,7 @@ def test_writing_ends_at_the_mark_unless_told_to_go_on(make_reader: Callable, by
     on = Session(model, byte_tokenizer)
     assert on.write_all(12, end_at_mark=False).ended == "length"
     parts = list(Session(model, byte_tokenizer).write_tokens(100, stop=["!"]))
-    assert parts[-1].token == byte_tokenizer.mark
+    assert parts[-1].token == byte_tokenizer.eos_token_id
     assert "".join(part.text for part in parts) == "The end."
 
 

@@ -10,29 +10,19 @@ import torch
 
 from block_recurrent import BlockRecurrentLM, preset
 from block_recurrent.ops import attend, backend, cpp, cross_entropy, unit_heads, window_attention
-from block_recurrent.ops.cpp.attention import cpp_attention
+from block_recurrent.ops.cpp import attention
 from block_recurrent.ops.cpp.norm import cpp_norm
 from block_recurrent.ops.norm import EPSILON
 
-CAPABILITY = torch.backends.cpu.get_cpu_capability()
-OLDER = {"AVX512": ["AVX512", "AVX2"], "AVX2": ["AVX2"]}
-
-
-@pytest.fixture(params=OLDER.get(CAPABILITY, ["none"]))
-def build(request, monkeypatch):
-    """Every build that this processor can run."""
-    monkeypatch.setattr(cpp, "LIBRARY", cpp.load(request.param))
-    if cpp.LIBRARY is None:
-        pytest.skip(f"there are no kernels for {request.param} in this installation (brt doctor)")
-    return request.param
+from ..conftest import BUILDS, CAPABILITY
 
 
 def cpp_window_attention(q, k, v, bias, dropout=0.0, fixed_keys=0):
-    return cpp_attention(q, k, v, bias, dropout, slide=True, fixed_keys=fixed_keys)
+    return attention.cpp_window_attention(q, k, v, bias, dropout, fixed_keys)
 
 
 def cpp_attend(q, k, v):
-    return cpp_attention(q, k, v, q.new_zeros(q.shape[1], k.shape[2]), 0.0, slide=False)
+    return attention.cpp_attend(q, [k], [v], 0.0)
 
 
 def reference(function):
@@ -53,7 +43,7 @@ def losses_and_gradients(hidden, table, targets, counts, *need):
 
 
 @pytest.mark.skipif(
-    platform.system() != "Linux" or CAPABILITY not in OLDER or shutil.which("gcc") is None,
+    platform.system() != "Linux" or CAPABILITY not in BUILDS or shutil.which("gcc") is None,
     reason="kernels are compiled with gcc, on Linux, for AVX2 and AVX-512",
 )
 def test_the_installation_has_compiled_them():
@@ -349,7 +339,7 @@ def test_what_does_not_fit_never_reaches_c(build):
     ]
     for given in wrong:
         with pytest.raises(ValueError, match="a C kernel was given"):
-            torch.ops.brt.attention(*(x.detach() for x in given), seed, 0.0, True, 0)
+            torch.ops.brt.window_attention(*(x.detach() for x in given), seed, 0.0, 0)
     targets = torch.tensor([0, 7])
     with pytest.raises(ValueError, match="targets from 0 to 7 for 7 rows"):
         losses_and_gradients(torch.zeros(2, 16), torch.zeros(7, 16), targets, torch.ones(2), False, False)
@@ -370,7 +360,9 @@ def test_an_older_build_serves_where_the_newer_one_is_missing(monkeypatch):
     assert cpp.load("AVX512") is not None
 
 
-@pytest.mark.parametrize("name", ["attention", "norm", "unit_heads", "cross_entropy", "knn_search", "knn_attend"])
+@pytest.mark.parametrize(
+    "name", ["window_attention", "attend", "norm", "unit_heads", "cross_entropy", "knn_search", "knn_attend"]
+)
 def test_operators_are_registered_as_torch_wants_them(build, name):
     """Schema, fake implementation and gradient agree with what the kernel does."""
     q, k, v, bias, table = tensors((1, 2, 5, 16), (1, 2, 9, 16), (1, 2, 9, 16), (2, 4 + 64), (7, 16))
@@ -378,7 +370,8 @@ def test_operators_are_registered_as_torch_wants_them(build, name):
     fixed_k, fixed_v = k.detach(), v.detach()
     scores, slots = search(q.detach(), fixed_k, visible, 3)
     arguments = {
-        "attention": (q, k, v, bias, seed, 0.0, True, 0),
+        "window_attention": (q, k, v, bias, seed, 0.0, 0),
+        "attend": (q, [k], [v], seed, 0.0),
         "norm": (q, table[:2].detach().requires_grad_(), 0.5, EPSILON),
         "unit_heads": (
             torch.cat([q, q, q], dim=1).detach().requires_grad_(),

@@ -7,7 +7,7 @@ import torch
 
 from block_recurrent.cli.main import main
 from block_recurrent.errors import ConfigError
-from block_recurrent.ops import backend, cpp, registry
+from block_recurrent.ops import backend, cpp, registry, triton
 
 
 def test_every_operation_ends_with_the_reference_for_all_calls():
@@ -16,30 +16,44 @@ def test_every_operation_ends_with_the_reference_for_all_calls():
         assert all(row.why for row in rows)
 
 
-def test_other_devices_and_dtypes_take_the_reference():
-    for x in (torch.empty(1, device="meta"), torch.empty(1, dtype=torch.bfloat16)):
-        assert registry.select("window_attention", x, queries=1000) == "reference"
-        assert registry.select("norm", x, rows=1000, width=64) == "reference"
+def test_other_dtypes_take_the_reference():
+    half = torch.empty(1, dtype=torch.bfloat16)
+    assert registry.select("norm", half, rows=1000, width=64) == "reference"
+    assert registry.select("window_attention", half, queries=1000, head=64) == "reference"
+
+
+def test_tensors_without_data_stand_for_those_of_a_gpu(monkeypatch):
+    for installed, chosen in ((True, "triton"), (False, "reference")):
+        monkeypatch.setattr(triton, "INSTALLED", installed)
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.empty(1, device="meta", dtype=dtype)
+            assert registry.select("window_attention", x, queries=1, head=256) == chosen
+            assert registry.select("window_attention", x, queries=1, head=257) == "reference"
+            assert registry.select("norm", x, rows=1, width=64) == chosen
+    with pytest.raises(ConfigError, match="needs triton"), backend("triton"):
+        pass
 
 
 @pytest.mark.skipif(cpp.LIBRARY is None, reason="this installation has no kernels (brt doctor)")
 def test_sizes_decide():
     x = torch.empty(1)
-    assert registry.select("window_attention", x, queries=31) == "tiled"
-    assert registry.select("window_attention", x, queries=32) == "cpp"
+    assert registry.select("window_attention", x, queries=31, head=64) == "tiled"
+    assert registry.select("window_attention", x, queries=32, head=64) == "cpp"
+    assert registry.select("attend", x, pairs=8, queries=512, keys=512) == "reference"
+    assert registry.select("attend", x, pairs=64, queries=512, keys=512) == "cpp", "heads, lanes and blocks count"
     assert registry.select("norm", x, rows=64, width=48) == "cpp"
     assert registry.select("norm", x, rows=64, width=50) == "reference"
 
 
 def test_a_backend_is_forced_inside_and_nowhere_else():
     x = torch.empty(1)
-    before = registry.select("window_attention", x, queries=1000)
+    before = registry.select("window_attention", x, queries=1000, head=64)
     with backend("reference"):
-        assert registry.select("window_attention", x, queries=1000) == "reference"
+        assert registry.select("window_attention", x, queries=1000, head=64) == "reference"
         with backend("tiled"):
-            assert registry.select("window_attention", x, queries=1000) == "tiled"
+            assert registry.select("window_attention", x, queries=1000, head=64) == "tiled"
             assert registry.select("norm", x, rows=1000, width=64) == "reference", "it has no such backend"
-    assert registry.select("window_attention", x, queries=1000) == before
+    assert registry.select("window_attention", x, queries=1000, head=64) == before
 
 
 def test_an_unknown_backend_is_named():

@@ -6,7 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from block_recurrent import BlockRecurrentLM
+from block_recurrent import BlockRecurrentLM, preset
 
 TOLERANCE = 1e-9
 
@@ -132,3 +132,14 @@ def check_history(model: BlockRecurrentLM, history, lanes):
         if read[-1]:
             assert memory.select([lane]).equals(alone_memory, TOLERANCE)
         assert memory.tokens_read[lane] == len(read[-1])
+
+
+def test_padding_is_no_part_of_the_loss() -> None:
+    """With `lengths` and no mask, the tokens behind a lane's length count neither in the sum nor in the count."""
+    torch.manual_seed(0)
+    model = BlockRecurrentLM(preset("rec-fixed-skip", "micro", 50)).eval()
+    tokens, targets = torch.randint(50, (2, 2, 20))
+    loss = model.loss(tokens, targets, lengths=torch.tensor([7, 20]))
+    alone = [model.loss(tokens[i : i + 1, :n], targets[i : i + 1, :n]).sum for i, n in ((0, 7), (1, 20))]
+    assert loss.count.item() == 27
+    torch.testing.assert_close(loss.sum, sum(alone))

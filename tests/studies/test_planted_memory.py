@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from block_recurrent.cli.main import main
+from block_recurrent.studies.curriculum import RecallTraining
 from block_recurrent.studies.planted import AskedName, PlantedNames
 from block_recurrent.studies.recall import RecallSettings, make_documents, recall_study
 from block_recurrent.studies.recall_report import describe_recall, recall_chart
-from block_recurrent.studies.recall_training import RecallTraining
 
 SLIDING_REACH = 64  # slide-plus: 4 layers of window 16
 FAR = 128
@@ -39,6 +39,7 @@ def run_study(folder: Path, settings: RecallSettings) -> Study:
         found = recall_study(settings, folder)
     finally:
         torch.set_num_threads(threads)
+    assert found is not None
     # The documents are the same each time they are made, so where they ask is known.
     planted = make_documents(
         PlantedNames(16, settings.names), folder / "again", settings.documents, settings.longest_asked
@@ -92,7 +93,7 @@ def check_clearing(study: Study, out: Path) -> None:
 
 # One test each, not several with a common fixture: two workers would train two models.
 def test_recall_from_beyond_ten_times_the_reach(tmp_path: Path) -> None:
-    training = RecallTraining(steps=1200, settle=100, tokens_per_step=1024, longest=640)
+    training = RecallTraining(steps=1200, cooldown=100, tokens_per_step=1024, longest=640)
     settings = RecallSettings(longest_asked=640, documents=32, training=training)
     study = run_study(tmp_path / "recall", settings)
     check_recall(study, farthest=640)

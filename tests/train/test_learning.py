@@ -7,10 +7,12 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from block_recurrent import BlockRecurrentLM, preset
+from block_recurrent.data import Segment
 from block_recurrent.run_config import RunConfig
 from block_recurrent.train.loop import train
 
@@ -50,13 +52,13 @@ def test_bptt_reaches_further_back(make_config: Callable[..., RunConfig], tmp_pa
     torch.manual_seed(0)
     model = BlockRecurrentLM(preset("rec-fixed-skip", "micro", 257, dropout=0.0, attention_dropout=0.0))
     from block_recurrent.model.memory import DocumentMemory
-    from block_recurrent.train.parallel import Segment, SegmentsLoss
+    from block_recurrent.train.loss import SegmentsLoss
 
-    tokens = torch.randint(256, (2, 1, 64))
-    mask = torch.ones(1, 64, dtype=torch.bool)
-    first, second = (Segment(t, t, mask, torch.tensor([i == 0])) for i, t in enumerate(tokens))
-    ignored = first._replace(mask=torch.zeros_like(mask))
-    SegmentsLoss(model)([ignored, second], DocumentMemory.empty(model.config, 1)).total.backward()
+    tokens = np.random.default_rng(0).integers(256, size=(2, 1, 64))
+    mask = np.ones((1, 64), np.bool_)
+    first, second = (Segment(t, t, mask, np.array([i == 0])) for i, t in enumerate(tokens))
+    ignored = first._replace(mask=~mask)
+    SegmentsLoss(model)([ignored, second], DocumentMemory.empty(model.config, 1)).sum.backward()
     through_time = model.layers[1].cell.initial_state.grad
     assert through_time is not None
     assert through_time.abs().max() > 0, "the loss of the second segment reaches the state before the first"

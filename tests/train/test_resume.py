@@ -109,7 +109,7 @@ import json, os, signal, sys
 from pathlib import Path
 from block_recurrent.checkpoint import folders
 from block_recurrent.run_config import RunConfig
-from block_recurrent.train import loop, snapshot
+from block_recurrent.train import loop, state
 
 run, moment = Path(sys.argv[1]), sys.argv[2]
 config = RunConfig.from_dict(json.load(sys.stdin))
@@ -122,9 +122,9 @@ def deadly(function, wanted):
     return replacement
 
 if moment == "weights":      # between two files
-    snapshot.write_tensors = deadly(snapshot.write_tensors, lambda path, *_: path.name == "optimizer.safetensors")
+    state.write_tensors = deadly(state.write_tensors, lambda path, *_: path.name == "optimizer.safetensors")
 elif moment == "manifest":   # all files are there, the manifest is not
-    folders._sha256 = deadly(folders._sha256, lambda path: True)
+    folders.door.sha256_of = deadly(folders.door.sha256_of, lambda path: True)
 else:                        # the last moment before it counts
     folders.os.replace = deadly(os.replace, lambda source, target: str(source).endswith(".part"))
 loop.train(config, run)

@@ -22,7 +22,7 @@ from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
 from block_recurrent.errors import CheckpointError, ConfigError, TrainingError
 from block_recurrent.model.language_model import BlockRecurrentLM, Loss
 from block_recurrent.run_config import RunConfig
-from block_recurrent.train import snapshot
+from block_recurrent.train import state
 from block_recurrent.train.loop import train
 
 from .conftest import checkpoint_contents, read_metrics, write_documents
@@ -109,11 +109,11 @@ def test_full_disk(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.
 
     with monkeypatch.context() as patch:
         if where == "tensors":
-            patch.setattr(snapshot, "write_tensors", fails(snapshot.write_tensors))
+            patch.setattr(state, "write_tensors", fails(state.write_tensors))
         elif where == "memory":
             patch.setattr("os.fsync", fails(os.fsync))
         else:
-            patch.setattr(folders, "_sha256", fails(folders._sha256))
+            patch.setattr(folders.door, "sha256_of", fails(folders.door.sha256_of))
         with pytest.raises(CheckpointError, match=r"step 8 can't be written.*No space left on device"):
             train(config, run)
     assert names(run) == ["step-00000004", "step-00000006"]
@@ -160,7 +160,7 @@ def test_all_damaged(make_config: MakeConfig, tmp_path: Path, damage: str) -> No
 HOLD = """
 import sys, time
 from pathlib import Path
-from block_recurrent.train.folder import locked
+from block_recurrent.train.run_folder import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -245,10 +245,10 @@ def test_keep_and_best(make_config: MakeConfig, tmp_path: Path) -> None:
 
 
 def test_best_survives_worse_ones(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from block_recurrent.train.validation import Validation, Validator
+    from block_recurrent.train.validation import Validator
 
     falling = iter([5.0, 4.0, 4.5, 4.6, 4.7, 4.8])
-    monkeypatch.setattr(Validator, "run", lambda self: Validation(next(falling), 1, None))
+    monkeypatch.setattr(Validator, "__call__", lambda self, module: {"bits_per_token": next(falling)})
     train(make_config(**{"train.keep": 1, "train.save_every": 0, "eval.every": 2}), tmp_path)
     assert names(tmp_path) == ["step-00000004", "step-00000012"]
 

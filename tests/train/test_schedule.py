@@ -7,7 +7,11 @@ import math
 import pytest
 
 from block_recurrent.run_config import ScheduleConfig
-from block_recurrent.train.schedule import learning_rate
+from block_recurrent.train.schedule import learning_rate as rate_of
+
+
+def learning_rate(config: ScheduleConfig, step: int, last_step: int = 0) -> float:
+    return rate_of(config, step, last_step)
 
 
 def test_inverse_square_root() -> None:
@@ -31,3 +35,9 @@ def test_linear_and_constant() -> None:
     assert [learning_rate(linear, s) for s in (1, 50, 100, 101)] == pytest.approx([0.00992, 0.006, 0.002, 0.002])
     constant = ScheduleConfig(kind="constant", learning_rate=0.01, warmup=4)
     assert [learning_rate(constant, s) for s in (1, 2, 4, 100)] == pytest.approx([0.0025, 0.005, 0.01, 0.01])
+
+
+def test_warmup_stable_decay() -> None:
+    config = ScheduleConfig(kind="wsd", learning_rate=0.01, final_learning_rate=0.002, warmup=4, decay_steps=4)
+    rates = [learning_rate(config, step, last_step=10) for step in (2, 4, 6, 7, 8, 9, 10)]
+    assert rates == pytest.approx([0.005, 0.01, 0.01, 0.01, 0.008, 0.006, 0.004])

@@ -16,10 +16,10 @@ from block_recurrent.data import Corpus, LaneStream
 from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.run_config import RunConfig
 from block_recurrent.runtime import Runtime
+from block_recurrent.train.gate_metrics import GateActivations, state_norms
 from block_recurrent.train.loop import train
-from block_recurrent.train.parallel import SegmentsLoss
+from block_recurrent.train.loss import SegmentsLoss
 from block_recurrent.train.validation import Validator
-from block_recurrent.train.watch import GateWatch, state_norms
 
 from .conftest import read_metrics
 
@@ -50,7 +50,7 @@ def test_the_document_mark_is_not_a_token(make_config: Callable[..., RunConfig],
     opened = Corpus(corpus)
     with LaneStream(opened, "train", 2, config.model.segment, 0) as stream:
         steps = [next(stream) for _ in range(30)]
-    counted = [int((s.mask & (s.targets != opened.mark)).sum()) for s in steps]
+    counted = [int((s.mask & (s.targets != opened.eos_token_id)).sum()) for s in steps]
     assert [line["tokens"] for line in read_metrics(tmp_path, "train")] == counted
     assert sum(counted) < sum(int(s.mask.sum()) for s in steps)
     assert read_metrics(tmp_path, "validation")[-1]["tokens"] == sum(opened.lengths("validation"))
@@ -61,7 +61,7 @@ def test_validation_is_the_mean_over_whole_documents(make_config: Callable[..., 
     torch.manual_seed(1)
     module = SegmentsLoss(BlockRecurrentLM(config.model)).train()
     random_before = torch.get_rng_state()
-    result = Validator(Corpus(corpus), config, CPU, module).run()
+    result = Validator(Corpus(corpus), config, CPU)(module)
     assert torch.equal(torch.get_rng_state(), random_before)
     assert module.training
     module.eval()
@@ -69,17 +69,17 @@ def test_validation_is_the_mean_over_whole_documents(make_config: Callable[..., 
     for index in range(len(opened.documents("validation"))):
         text = torch.tensor(opened.tokens("validation", index).astype("int64"))
         with torch.no_grad():
-            logits, _ = module.model(torch.cat([torch.tensor([opened.mark]), text[:-1]])[None])
+            logits, _ = module.model(torch.cat([torch.tensor([opened.eos_token_id]), text[:-1]])[None])
         nats += F.cross_entropy(logits[0], text, reduction="sum").item()
         count += len(text)
-    assert result.tokens == count
-    assert result.bits_per_token == pytest.approx(nats / count / math.log(2), rel=1e-5)
+    assert result["tokens"] == count
+    assert result["bits_per_token"] == pytest.approx(nats / count / math.log(2), rel=1e-5)
 
 
 @pytest.mark.parametrize("system", ["rec-fixed-dual", "rec-lstm-single"])
 def test_gates_are_measured(system: str) -> None:
     model = BlockRecurrentLM(preset(system, "micro", 50)).train()
-    watch = GateWatch(model)
+    watch = GateActivations(model)
     memory = model.loss(*torch.randint(50, (2, 2, 64))).memory
     seen = {key: value.item() for key, value in watch.take().items()}
     update = model.layers[1].cell.update
@@ -103,7 +103,7 @@ def _gain(config: RunConfig, corpus: Path, change: Callable[[BlockRecurrentLM], 
     model = BlockRecurrentLM(config.model)
     with torch.no_grad():
         change(model)
-    return Validator(Corpus(corpus), config, CPU, SegmentsLoss(model)).run().state_gain
+    return Validator(Corpus(corpus), config, CPU)(SegmentsLoss(model)).get("state_gain")
 
 
 def test_an_ignored_state_is_found(make_config: Callable[..., RunConfig], corpus: Path) -> None:

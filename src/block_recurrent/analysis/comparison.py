@@ -7,8 +7,7 @@ B's bits minus A's: positive where A predicts it better.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from block_recurrent.analysis.words import NEVER, TokenText
+from block_recurrent.analysis.token_text import NEVER, TokenText
 from block_recurrent.data import Corpus
-from block_recurrent.evaluate.cumulative import CumulativeCurve, Curve
+from block_recurrent.evaluate.cumulative import Curve, curve_of
 from block_recurrent.evaluate.headroom import Headroom, headroom_of
 from block_recurrent.evaluate.measures import Score, score_of, total
-from block_recurrent.evaluate.scoring import DEFAULT_LANES, score
+from block_recurrent.evaluate.scoring import bits_of
 from block_recurrent.evaluate.state_edits import StateEdit
 from block_recurrent.model.language_model import BlockRecurrentLM
 
@@ -63,15 +62,13 @@ class TopToken:
     """A token that one of the readings predicted much better than the other."""
 
     document: str
-    index: int
-    """Of the token in its document, from 0."""
+    index: int  # of the token in its document, from 0
     token: str
     word: str
     bits_a: float
     bits_b: float
     difference: float
-    distance: int | None
-    """To the last earlier mention of the word; None: there is none."""
+    distance: int | None  # to the last earlier mention of the word; None: there is none
     where: str
     proper_name: bool
     before: str
@@ -92,10 +89,8 @@ class Comparison:
     documents: tuple[DocumentPair, ...]
     curve_a: Curve
     curve_b: Curve
-    top_a: tuple[TopToken, ...]
-    """Where A is better, the largest difference first."""
-    top_b: tuple[TopToken, ...]
-    """Where B is better."""
+    top_a: tuple[TopToken, ...]  # where A is better, the largest difference first
+    top_b: tuple[TopToken, ...]  # where B is better
     headroom: tuple[Headroom, ...] = ()
     """What a cache of the document would still save A, and B; window and reach are A's in both."""
 
@@ -114,58 +109,25 @@ class Comparison:
 
 
 def compare(
-    a: Reading,
-    b: Reading,
-    corpus: Corpus,
-    split: str,
-    chosen: Sequence[int],
-    top: int = 40,
-    lanes: int = DEFAULT_LANES,
-    chunk: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    a: Reading, b: Reading, corpus: Corpus, split: str, chosen: Sequence[int], top: int = 40, **options: Any
 ) -> Comparison:
-    """Score the chosen documents of a split with both readings, and find where they differ most."""
+    """Score the chosen documents of a split with both readings, and find where they differ most.
+
+    options: lanes, chunk and progress, as in `score`.
+    """
     texts = [corpus.tokens(split, index) for index in chosen]
     infos = [corpus.documents(split)[index] for index in chosen]
-    whole = 2 * sum(map(len, texts))
-    done = 0
-
-    def count(tokens: int) -> None:
-        nonlocal done
-        done += tokens
-        if progress:
-            progress(done, whole)
-
-    (bits_a, curve_a), (bits_b, curve_b) = (_losses(reading, texts, lanes, chunk, count) for reading in (a, b))
-    documents = tuple(
-        DocumentPair(
-            info.name,
-            TokenText(text, corpus.tokenizer),
-            mine,
-            theirs,
-            score_of(info, float(mine.sum(dtype=np.float64))),
-            score_of(info, float(theirs.sum(dtype=np.float64))),
-        )
-        for info, text, mine, theirs in zip(infos, texts, bits_a, bits_b, strict=True)
-    )
+    bits_a, bits_b = (bits_of(reading.model, texts, edit=reading.edit, **options) for reading in (a, b))
+    curve_a, curve_b = map(curve_of, (bits_a, bits_b))
+    documents = []
+    for info, text, mine, theirs in zip(infos, texts, bits_a, bits_b, strict=True):
+        score_a, score_b = (score_of(info, float(bits.sum(dtype=np.float64))) for bits in (mine, theirs))
+        documents.append(DocumentPair(info.name, TokenText(text, corpus.tokenizer), mine, theirs, score_a, score_b))
     window, segment = a.model.config.window, a.model.config.segment
     top_a, top_b = (find_top(documents, top, sign, window, segment) for sign in (1, -1))
     reach = window * a.model.config.num_layers
     headroom = tuple(headroom_of(texts, bits, window, reach) for bits in (bits_a, bits_b))
-    return Comparison(a.label, b.label, window, segment, documents, curve_a, curve_b, top_a, top_b, headroom)
-
-
-def _losses(
-    reading: Reading, texts: list[NDArray[Any]], lanes: int, chunk: int | None, count: Callable[[int], None]
-) -> tuple[list[NDArray[np.float32]], Curve]:
-    bits = [np.empty(len(text), np.float32) for text in texts]
-    curve = CumulativeCurve(np.array([len(text) for text in texts], np.int64))
-    for piece in score(reading.model, texts, lanes, chunk, reading.edit):
-        piece_bits = piece.nats.astype(np.float64) / math.log(2)
-        bits[piece.document][piece.start : piece.start + len(piece_bits)] = piece_bits
-        curve.add(piece.document, piece.start, piece_bits)
-        count(len(piece_bits))
-    return bits, curve.curve()
+    return Comparison(a.label, b.label, window, segment, tuple(documents), curve_a, curve_b, top_a, top_b, headroom)
 
 
 def find_top(documents: Sequence[DocumentPair], top: int, sign: int, window: int, segment: int) -> tuple[TopToken, ...]:
@@ -219,10 +181,8 @@ class DistanceBucket:
 
     label: str
     tokens: int
-    mean_difference: float | None
-    """Bits that A saves on such a token, on average."""
-    share_of_gain: float | None
-    """Of all bits that A saves on tokens of words, the share that it saves on these."""
+    mean_difference: float | None  # bits that A saves on such a token, on average
+    share_of_gain: float | None  # of all bits that A saves on tokens of words, the share that it saves on these
 
 
 def gain_by_distance(comparison: Comparison) -> list[DistanceBucket]:

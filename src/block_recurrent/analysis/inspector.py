@@ -6,9 +6,10 @@ change: what tokens read is worked out from the vectors that enter the layer, an
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from block_recurrent.evaluate.state_edits import check_recurrent, initial_states
 from block_recurrent.inference.engine import Engine
+from block_recurrent.io.progress import Progress
 from block_recurrent.model.cell import RecurrentCell
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
@@ -31,18 +33,15 @@ MOST_CHANGED = 10
 class LayerInspection:
     """One recurrent layer over the T blocks of a document."""
 
-    layer: int
-    """Counted from 1."""
+    layer: int  # counted from 1
     gates: dict[str, NDArray[np.float64]]
     """(T,) mean activations by gate: `keep` of a fixed gate, `forget` and `input` of an LSTM gate."""
-    state_norm: NDArray[np.float64]
-    """(T,) mean length of a state vector after the block."""
+    state_norm: NDArray[np.float64]  # (T,) mean length of a state vector after the block
     change: NDArray[np.float64]
     """(T,) length of the change over length of the state: how much of the state the block replaced."""
     read: NDArray[np.float32]
     """(T, S) share of the attention of the block's tokens that each state vector gets; each row sums to 1."""
-    written: NDArray[np.float32]
-    """(T, S) length of each state vector's change at the block's end."""
+    written: NDArray[np.float32]  # (T, S) length of each state vector's change at the block's end
 
     @property
     def most_changed(self) -> list[int]:
@@ -66,13 +65,8 @@ class Inspection:
     layers: tuple[LayerInspection, ...]
 
 
-@dataclass
-class _Trace:
-    gates: dict[str, list[float]] = field(default_factory=dict)
-    norm: list[float] = field(default_factory=list)
-    change: list[float] = field(default_factory=list)
-    read: list[NDArray[np.float32]] = field(default_factory=list)
-    written: list[NDArray[np.float32]] = field(default_factory=list)
+_Trace = dict[str, list[Any]]
+"""Of a layer, block by block: the fields of `LayerInspection`, and its gates by `gate NAME`."""
 
 
 @torch.no_grad()
@@ -80,7 +74,7 @@ def inspect(
     model: BlockRecurrentLM,
     tokens: NDArray[Any],
     name: str = "document",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Inspection:
     """Read one document (tokens without its mark) and watch the state."""
     check_recurrent(model.config)
@@ -89,7 +83,7 @@ def inspect(
     read = np.concatenate([[model.config.eos_token_id], tokens]).astype(np.int64)
     blocks = len(read) // W
     cells = {i: layer.cell for i, layer in enumerate(model.layers) if isinstance(layer.cell, RecurrentCell)}
-    traces = {i: _Trace() for i in cells}
+    traces: dict[int, _Trace] = {i: defaultdict(list) for i in cells}
     states = {i: state[None] for i, state in initial_states(model).items()}
     memory: DocumentMemory | None = None
     with _watched(model, traces) as inputs:
@@ -98,7 +92,7 @@ def inspect(
             for i, trace in traces.items():
                 after = memory.layers[i].state
                 assert after is not None
-                trace.read.append(_read_shares(model, i, inputs, states[i]))
+                trace["read"].append(_read_shares(model, i, inputs, states[i]))
                 _note_change(trace, states[i][0], after[0])
                 states[i] = after
             if progress:
@@ -109,21 +103,15 @@ def inspect(
 def _note_change(trace: _Trace, before: Tensor, after: Tensor) -> None:
     step = (after - before).norm(dim=-1)
     lengths = after.norm(dim=-1)
-    trace.written.append(step.float().cpu().numpy())
-    trace.norm.append(lengths.mean().item())
-    trace.change.append((step.norm() / lengths.norm().clamp(min=1e-12)).item())
+    trace["written"].append(step.float().cpu().numpy())
+    trace["state_norm"].append(lengths.mean().item())
+    trace["change"].append((step.norm() / lengths.norm().clamp(min=1e-12)).item())
 
 
 def _finish(number: int, trace: _Trace, model: BlockRecurrentLM) -> LayerInspection:
-    S = model.config.num_states
-    return LayerInspection(
-        number,
-        {name: np.array(values) for name, values in trace.gates.items()},
-        np.array(trace.norm),
-        np.array(trace.change),
-        np.array(trace.read, np.float32).reshape(-1, S),
-        np.array(trace.written, np.float32).reshape(-1, S),
-    )
+    gates = {name.removeprefix("gate "): np.array(x) for name, x in trace.items() if name.startswith("gate ")}
+    maps = (np.array(trace[name], np.float32).reshape(-1, model.config.num_states) for name in ("read", "written"))
+    return LayerInspection(number, gates, np.array(trace["state_norm"]), np.array(trace["change"]), *maps)
 
 
 def _read_shares(model: BlockRecurrentLM, index: int, inputs: dict[int, Tensor], state: Tensor) -> NDArray[np.float32]:
@@ -162,23 +150,38 @@ def _watched(model: BlockRecurrentLM, traces: dict[int, _Trace]) -> Iterator[dic
 
         return hook
 
-    def note_gate(trace: _Trace, name: str) -> Callable[..., None]:
-        def hook(gate: Gate, args: tuple[Tensor, ...], output: Tensor) -> None:
-            for kind, mean in gate.activations(args[0]).items():
-                trace.gates.setdefault(f"{name} {kind}", []).append(mean.item())
-
-        return hook
-
     handles = [
         layer.attention_norm.register_forward_hook(keep_input(i))  # type: ignore[union-attr]
         for i, layer in enumerate(model.layers)
     ]
-    for i, trace in traces.items():
-        for name, module in model.layers[i].named_modules():
-            if isinstance(module, Gate):
-                handles.append(module.register_forward_hook(note_gate(trace, name.split(".")[-1])))
     try:
-        yield inputs
+        with watched_gates(model, lambda i, name, mean: traces[i][f"gate {name}"].append(mean)):
+            yield inputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def watched_gates(model: nn.Module, note: Callable[[int, str, float], None]) -> Iterator[None]:
+    """`note(layer, gate, mean)`, layers counted from 0, for every gate of every block that is read meanwhile."""
+
+    def noting(layer: int, name: str) -> Callable[..., None]:
+        def hook(gate: Gate, args: tuple[Tensor, ...], output: Tensor) -> None:
+            for kind, mean in gate.activations(args[0]).items():
+                note(layer, f"{name} {kind}", mean.item())
+
+        return hook
+
+    layers: Any = model.layers
+    handles = [
+        module.register_forward_hook(noting(i, name.split(".")[-1]))
+        for i, layer in enumerate(layers)
+        for name, module in layer.named_modules()
+        if isinstance(module, Gate)
+    ]
+    try:
+        yield
     finally:
         for handle in handles:
             handle.remove()

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from block_recurrent.analysis.ablation import ABLATION_RULE, Ablation
 from block_recurrent.analysis.inspector import Inspection, LayerInspection
 from block_recurrent.analysis.packing import pack_shares, thin
 from block_recurrent.analysis.page_file import write_page
-from block_recurrent.analysis.removal import REMOVAL_RULE, Removal
-from block_recurrent.analysis.words import TokenText
+from block_recurrent.analysis.token_text import TokenText
 
-MOST_COLUMNS = 800
-"""Of a heat map: more than a screen shows."""
+MAPS = ("read", "written")
+MOST_COLUMNS = 800  # of a heat map: more than a screen shows
 
 
-def inspection_numbers(inspection: Inspection, removals: list[Removal]) -> dict[str, Any]:
+def inspection_numbers(inspection: Inspection, ablations: list[Ablation]) -> dict[str, Any]:
     """All numbers, block by block."""
     return {
         "name": inspection.name,
@@ -27,31 +27,29 @@ def inspection_numbers(inspection: Inspection, removals: list[Removal]) -> dict[
             {
                 "layer": layer.layer,
                 "gates": {name: np.round(values, 6).tolist() for name, values in layer.gates.items()},
-                "state_norm": np.round(layer.state_norm, 6).tolist(),
-                "change": np.round(layer.change, 6).tolist(),
-                "read": np.round(layer.read.mean(0), 6).tolist() if len(layer.read) else [],
-                "written": np.round(layer.written.mean(0), 6).tolist() if len(layer.written) else [],
+                **{name: np.round(getattr(layer, name), 6).tolist() for name in ("state_norm", "change")},
+                **{name: np.round(x.mean(0), 6).tolist() if len(x := getattr(layer, name)) else [] for name in MAPS},
                 "most_read": layer.by_reading if len(layer.read) else [],
                 "most_changed_blocks": layer.most_changed,
-                "removal": [vars(removal) for removal in removals if removal.layer == layer.layer],
+                "ablation": [vars(ablation) for ablation in ablations if ablation.layer == layer.layer],
             }
             for layer in inspection.layers
         ],
-        "removal_rule": REMOVAL_RULE,
+        "ablation_rule": ABLATION_RULE,
     }
 
 
-def inspection_page_data(inspection: Inspection, removals: list[Removal], text: TokenText) -> dict[str, Any]:
+def inspection_page_data(inspection: Inspection, ablations: list[Ablation], text: TokenText) -> dict[str, Any]:
     """What showMemory of tables.js draws."""
     layers = [
-        _layer_page_data(layer, [r for r in removals if r.layer == layer.layer], inspection.window, text)
+        _layer_page_data(layer, [r for r in ablations if r.layer == layer.layer], inspection.window, text)
         for layer in inspection.layers
         if len(layer.change)
     ]
     return {"name": inspection.name, "layers": layers}
 
 
-def _layer_page_data(layer: LayerInspection, removals: list[Removal], window: int, text: TokenText) -> dict[str, Any]:
+def _layer_page_data(layer: LayerInspection, ablations: list[Ablation], window: int, text: TokenText) -> dict[str, Any]:
     read, run = thin(layer.read, MOST_COLUMNS)
     written, _ = thin(layer.written, MOST_COLUMNS)
     read_packed, read_top = pack_shares(read.astype(np.float32))
@@ -74,7 +72,7 @@ def _layer_page_data(layer: LayerInspection, removals: list[Removal], window: in
             f"{100 * read_top:.1f}% of the attention, a change of length {written_top:.2f}."
         ),
         "most_changed_note": f"Blocks that changed the state most: {changed}." if blocks else "",
-        "removal": [vars(removal) for removal in removals],
+        "ablation": [vars(ablation) for ablation in ablations],
     }
 
 
@@ -83,7 +81,7 @@ def _begin(text: TokenText, index: int) -> str:
     return " ".join(text.between(max(0, index - 1), index + 60)[:48].split())
 
 
-def describe_inspection(inspection: Inspection, removals: list[Removal], text: TokenText) -> str:
+def describe_inspection(inspection: Inspection, ablations: list[Ablation], text: TokenText) -> str:
     """The inspection in a few lines of text."""
     lines = [f"{inspection.name}: {inspection.tokens:,} tokens in blocks of {inspection.window}"]
     for layer in inspection.layers:
@@ -107,7 +105,7 @@ def describe_inspection(inspection: Inspection, removals: list[Removal], text: T
         lines.append("  blocks that changed the state most:")
         for block in layer.most_changed[:5]:
             lines.append(f"    {block:>7}  {layer.change[block]:.3f}  “{_begin(text, block * inspection.window)}…”")
-        mine = [r for r in removals if r.layer == layer.layer]
+        mine = [r for r in ablations if r.layer == layer.layer]
         if mine:
             lines.append(f"  bits per token {mine[0].normal:.4f}; with vectors taken away:")
             lines.append(f"    {'vectors':>7} {'most read':>12} {'least read':>12}")

@@ -22,12 +22,13 @@ def pack(raw: bytes) -> str:
 
 def pack_bits(bits: NDArray[np.float32]) -> str:
     """Losses in thousandths of a bit, up to 65.5 bits."""
-    units = np.clip(np.rint(np.nan_to_num(bits, nan=MOST) * UNITS_PER_BIT), 0, MOST)
+    units = np.clip(np.rint(np.nan_to_num(bits, nan=np.inf).astype(np.float64) * UNITS_PER_BIT), 0, MOST)
     return pack(units.astype("<u2").tobytes())
 
 
 def pack_shares(values: NDArray[np.float32]) -> tuple[str, float]:
     """A heat map in 256 steps up to its 99.5th percentile (single outliers would make all else dark), and that."""
+    values = np.nan_to_num(values)
     top = float(np.percentile(values, 99.5)) if values.size else 0.0
     levels = np.clip(values / (top or 1.0) * 255, 0, 255)
     return pack(levels.astype(np.uint8).tobytes()), top

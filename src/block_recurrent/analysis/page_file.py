@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from block_recurrent import __version__
-from block_recurrent.errors import DataError
-from block_recurrent.io.atomic import atomic_file
+from block_recurrent.io.output import write_file
 
 SCRIPTS = ("charts.js", "bars.js", "book.js", "tables.js", "report.js")
 
@@ -29,16 +28,7 @@ def write_page(path: Path, title: str, subtitle: str, bodies: list[str], data: d
         "DATA": _json_in_html({"title": title, **data}),
     }
     # In one go: what is put in is not searched for further places.
-    write_whole(path, re.sub("@([A-Z]+)@", lambda found: parts[found[1]], _part("frame.html")))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A text file, all of it or nothing."""
-    try:
-        with atomic_file(path) as aside:
-            aside.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"can't write '{path}': {error.strerror or error}") from None
+    write_file(path, re.sub("@([A-Z]+)@", lambda found: parts[found[1]], _part("frame.html")))
 
 
 def _part(name: str) -> str:

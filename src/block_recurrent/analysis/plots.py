@@ -44,21 +44,22 @@ class LineChart:
     series: list[Series]
     x_log: bool = False
     y_from: float | None = None
-    counts: Series | None = None
-    """Drawn as an area with an axis of its own."""
-    lines: list[tuple[float, str]] = field(default_factory=list)
-    """Values with a name, drawn across."""
+    counts: Series | None = None  # drawn as an area with an axis of its own
+    lines: list[tuple[float, str]] = field(default_factory=list)  # values with a name, drawn across
 
     def page_data(self) -> dict[str, Any]:
-        spec: dict[str, Any] = {"title": self.title, "note": self.note, "xLabel": self.x_label, "yLabel": self.y_label}
-        spec["xLog"] = self.x_log
-        spec["series"] = [{**vars(s), "x": list(s.x), "y": list(s.y)} for s in self.series]
-        spec["lines"] = [{"y": y, "label": label} for y, label in self.lines]
-        if self.y_from is not None:
-            spec["yFrom"] = self.y_from
-        if self.counts:
-            spec["counts"] = {"label": self.counts.label, "x": list(self.counts.x), "y": list(self.counts.y)}
-        return spec
+        spec = {
+            "title": self.title,
+            "note": self.note,
+            "xLabel": self.x_label,
+            "yLabel": self.y_label,
+            "xLog": self.x_log,
+            "yFrom": self.y_from,
+            "counts": self.counts and vars(self.counts),
+            "series": [vars(s) for s in self.series],
+            "lines": [{"y": y, "label": label} for y, label in self.lines],
+        }
+        return {key: value for key, value in spec.items() if value is not None}
 
 
 def cumulative_chart(curves: Mapping[str, Curve]) -> LineChart:

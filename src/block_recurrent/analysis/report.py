@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,12 @@ from block_recurrent.analysis.comparison import (
     gain_by_distance,
 )
 from block_recurrent.analysis.packing import pack_document
-from block_recurrent.analysis.page_file import finite, write_page, write_whole
-from block_recurrent.analysis.words import DISTANCE_RULE, NAME_RULE, WORD_RULE
+from block_recurrent.analysis.page_file import finite, write_page
+from block_recurrent.analysis.token_text import DISTANCE_RULE, NAME_RULE, WORD_RULE
 from block_recurrent.evaluate.headroom import DEFINITIONS as HEADROOM_DEFINITIONS
-from block_recurrent.evaluate.measures import DEFINITIONS, MEASURES, Score, bootstrap
+from block_recurrent.evaluate.measures import DEFINITIONS, FEW_DOCUMENTS, MEASURES, Score, bootstrap
+from block_recurrent.evaluate.show import number
+from block_recurrent.io.output import write_json
 
 TOKENS_IN_PAGE = 2_000_000
 """A page holds documents up to this many tokens together: about 10 MB. The others are in report.json's numbers."""
@@ -30,10 +31,8 @@ class Side:
     """What is to be told of A or B."""
 
     label: str
-    about: str
-    """The run, its step, and what was done to its state."""
-    config: dict[str, Any]
-    """The run's configuration."""
+    about: str  # the run, its step, and what was done to its state
+    config: dict[str, Any]  # the run's configuration
 
 
 @dataclass(frozen=True)
@@ -45,16 +44,14 @@ class ReportData:
     comparison: Comparison
     a: Side
     b: Side
-    inspections: list[dict[str, Any]]
-    """For report.json."""
-    inspection_pages: list[dict[str, Any]]
-    """For the page."""
+    inspections: list[dict[str, Any]]  # for report.json
+    inspection_pages: list[dict[str, Any]]  # for the page
 
 
 def write_report(folder: Path, data: ReportData) -> None:
     """Write `report.json` and `report.html` into the folder."""
     numbers = report_numbers(data)
-    write_whole(folder / "report.json", json.dumps(finite(numbers), indent=1, ensure_ascii=False) + "\n")
+    write_json(folder / "report.json", finite(numbers))
     shown = ("window", "segment", "top_a", "top_b", "by_distance", "headroom", "definitions")
     page = {key: numbers[key] for key in shown}
     page |= {
@@ -161,12 +158,23 @@ def _cards(found: Comparison, numbers: dict[str, Any]) -> list[dict[str, str]]:
     difference = numbers["difference"]
     interval = difference["interval_95"]
     within = f"95% interval {interval[0]:+.4f} to {interval[1]:+.4f}" if interval else "one document: no interval"
+    within += f" (only {len(found.documents)} documents)" if 1 < len(found.documents) < FEW_DOCUMENTS else ""
     names = numbers["proper_names"]
     beyond = numbers["where"]["top_a"]["beyond"] + numbers["where"]["top_a"]["segment"]
     count = max(1, len(found.top_a))
     return [
-        {"label": f"A: {found.label_a}", "value": f"{_number(found.total_a)}", "note": "bits per token", "tone": "a"},
-        {"label": f"B: {found.label_b}", "value": f"{_number(found.total_b)}", "note": "bits per token", "tone": "b"},
+        {
+            "label": f"A: {found.label_a}",
+            "value": number(found.total_a.bits_per_token),
+            "note": "bits per token",
+            "tone": "a",
+        },
+        {
+            "label": f"B: {found.label_b}",
+            "value": number(found.total_b.bits_per_token),
+            "note": "bits per token",
+            "tone": "b",
+        },
         {"label": "B − A, bits per token", "value": f"{difference['bits_per_token']:+.4f}", "note": within},
         {
             "label": "proper names in A's top",
@@ -184,10 +192,6 @@ def _cards(found: Comparison, numbers: dict[str, Any]) -> list[dict[str, str]]:
             "note": f"{len(found.documents)} document{'s' if len(found.documents) > 1 else ''}",
         },
     ]
-
-
-def _number(score: Score) -> str:
-    return "-" if score.bits_per_token is None else f"{score.bits_per_token:.4f}"
 
 
 def _page_documents(found: Comparison) -> list[dict[str, Any]]:

@@ -71,6 +71,11 @@ class Step:
     def loss(self) -> Any:
         raise NotImplementedError
 
+    def cross_entropy(self, logits: Any) -> Any:
+        from torch.nn import functional as F
+
+        return F.cross_entropy(logits.flatten(0, 1), self.tokens[:, 1:].flatten())
+
 
 class OurStep(Step):
     def __init__(self, setting: Setting) -> None:
@@ -138,10 +143,8 @@ class MemorizingPeerStep(Step):
         self.recent: Any = None
 
     def loss(self) -> Any:
-        from torch.nn import functional as F
-
         logits, self.recent = self.model(self.tokens[:, :-1], knn_memories=self.memories, xl_memories=self.recent)
-        return F.cross_entropy(logits.flatten(0, 1), self.tokens[:, 1:].flatten())
+        return self.cross_entropy(logits)
 
 
 class FullAttentionStep(Step):
@@ -163,10 +166,7 @@ class GPT2Step(Step):
         super().__init__(gpt2_model(setting.segment), setting)
 
     def loss(self) -> Any:
-        from torch.nn import functional as F
-
-        logits = self.model(self.tokens[:, :-1], use_cache=False).logits
-        return F.cross_entropy(logits.flatten(0, 1), self.tokens[:, 1:].flatten())
+        return self.cross_entropy(self.model(self.tokens[:, :-1], use_cache=False).logits)
 
 
 def gpt2_model(positions: int) -> Any:

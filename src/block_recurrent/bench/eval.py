@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import statistics
 from typing import Any
 
-from block_recurrent.bench.harness import seconds_of
+from block_recurrent.bench.harness import paired_rates
 from block_recurrent.presets import SIZES, preset
 
 SUMMARY = "scoring as 'brt eval' does it beside training, at the same size and lanes"
@@ -16,8 +15,7 @@ NOTE = (
     "documents, one per lane. training: forward, backward and Adafactor's update, with the preset's dropout and the "
     "memory carried. tokens/s: the median. ratio: the median over pairs of neighbours, scoring over training."
 )
-SEGMENTS = 4
-"""Of a turn, in each lane."""
+SEGMENTS = 4  # of a turn, in each lane
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +42,7 @@ def _row(system: str, args: argparse.Namespace) -> dict[str, Any]:
     step = TrainingStep(config, args.lanes, with_optimizer=True)
     model = BlockRecurrentLM(config).eval()
     length = SEGMENTS * config.segment
-    documents = list(np.random.default_rng(0).integers(0, config.vocab_size - 1, (args.lanes, length)))
+    documents = list(np.random.default_rng(0).integers(0, config.eos_token_id, (args.lanes, length)))
 
     def training() -> None:
         for _ in range(SEGMENTS):
@@ -54,14 +52,5 @@ def _row(system: str, args: argparse.Namespace) -> dict[str, Any]:
         for _ in score(model, documents, args.lanes):
             pass
 
-    pairs = [(seconds_of(scoring), seconds_of(training)) for _ in range(args.repeats + 1)][1:]
-    tokens = args.lanes * length
-    return {
-        "system": system,
-        "size": args.size,
-        "lanes": args.lanes,
-        "scoring tokens/s": round(tokens / statistics.median(scored for scored, _ in pairs), 1),
-        "training tokens/s": round(tokens / statistics.median(trained for _, trained in pairs), 1),
-        "ratio": round(statistics.median(trained / scored for scored, trained in pairs), 3),
-        "pairs": len(pairs),
-    }
+    found = paired_rates(("training", training), ("scoring", scoring), args.lanes * length, args.repeats, warm_up=1)
+    return {"system": system, "size": args.size, "lanes": args.lanes, **found}

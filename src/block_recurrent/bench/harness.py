@@ -7,14 +7,16 @@ import multiprocessing
 import os
 import platform
 import resource
+import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from block_recurrent.allocator import give_back_freed_memory, keep_freed_memory
+from block_recurrent.errors import ConfigError, did_you_mean
 
-PACKAGES = ("block-recurrent", "torch", "numpy", "sentencepiece")
+PACKAGES = ("block-recurrent", "torch", "triton", "numpy", "sentencepiece")
 MUCH = 0.45
 """Of the machine's memory: block feedback and the memorizing system at 160m need half of 24 GB and more, in pieces of
 other sizes."""
@@ -51,6 +53,29 @@ def seconds_of(work: Callable[[], object]) -> float:
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
+
+
+def paired_rates(
+    ours: tuple[str, Callable[[], object]],
+    theirs: tuple[str, Callable[[], object]],
+    tokens: int,
+    pairs: int,
+    warm_up: int,
+) -> dict[str, Any]:
+    """Two works in turns, so many tokens each: the median rate of either, and the median ratio of neighbours."""
+    both = [(seconds_of(ours[1]), seconds_of(theirs[1])) for _ in range(pairs + warm_up)][warm_up:]
+    rates = [round(tokens / statistics.median(side), 1) for side in zip(*both, strict=True)]
+    found = {f"{name} tokens/s": rate for (name, _), rate in zip((ours, theirs), rates, strict=True)}
+    return found | {"ratio": round(statistics.median(a / b for a, b in both), 4), "pairs": pairs}
+
+
+def chosen(names: str, known: Iterable[str], what: str) -> list[str]:
+    """The names of a list A,B, each of which must be known."""
+    known, found = list(known), [name.strip() for name in names.split(",") if name.strip()]
+    for name in found:
+        if name not in known:
+            raise ConfigError(f"there is no {what} '{name}'{did_you_mean(name, known)}; known: {', '.join(known)}")
+    return found
 
 
 def tell(text: str) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from block_recurrent.bench.harness import best_seconds, peak_bytes_of, resident_bytes, tell
-from block_recurrent.errors import ConfigError
+from block_recurrent.bench.harness import best_seconds, chosen, peak_bytes_of, resident_bytes, tell
 from block_recurrent.presets import SIZES, preset
 
 if TYPE_CHECKING:
@@ -41,9 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of scoring by position, then rows of training by segment length."""
-    parts = args.parts.split(",")
-    if unknown := [part for part in parts if part not in PARTS]:
-        raise ConfigError(f"there is no part '{unknown[0]}': known are {', '.join(PARTS)}")
+    parts = chosen(args.parts, PARTS, "part")
     rows = list(_scoring(args)) if "scoring" in parts else []
     segment = preset(args.system, args.size).segment
     while "training" in parts and segment <= args.segment:
@@ -98,13 +94,7 @@ def _scoring(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _training(args: argparse.Namespace, segment: int, checkpointing: bool) -> tuple[float, int]:
     arguments = (args.system, args.size, args.vocab_size, segment, checkpointing)
-    step = _segment_step(*arguments)
-    step()
-    best = float("inf")
-    for _ in range(args.repeats):
-        begin = time.perf_counter()
-        step()
-        best = min(best, time.perf_counter() - begin)
+    best = best_seconds({"step": _segment_step(*arguments)}, args.repeats + 1)["step"]
     return best, peak_bytes_of(_one_segment, *arguments)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from block_recurrent.bench.contenders import CONTENDERS, Setting
-from block_recurrent.bench.harness import best_seconds, peak_bytes_of
-from block_recurrent.errors import ConfigError, MissingExtraError
+from block_recurrent.bench.harness import best_seconds, chosen, peak_bytes_of
+from block_recurrent.errors import MissingExtraError
 
 SUMMARY = "training tokens a second, beside other implementations"
 EXAMPLE = "brt bench peers --parts recurrent --repeats 3"
@@ -42,9 +42,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     """One row per model and setting."""
     segments = None if args.segments is None else {int(length) for length in args.segments.split(",")}
     rows: list[dict[str, Any]] = []
-    for part in args.parts.split(","):
-        if part not in PARTS:
-            raise ConfigError(f"there is no part '{part}': known are {', '.join(PARTS)}")
+    for part in chosen(args.parts, PARTS, "part"):
         names, settings = PARTS[part]
         for setting in settings:
             if segments is None or setting.segment in segments:

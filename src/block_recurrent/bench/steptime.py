@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.accounting import cost_of
-from block_recurrent.bench.harness import best_seconds, make_room, peak_bytes_of
+from block_recurrent.bench.harness import best_seconds, chosen, make_room, peak_bytes_of
 from block_recurrent.config import ModelConfig
-from block_recurrent.errors import ConfigError, did_you_mean
+from block_recurrent.errors import ConfigError
 from block_recurrent.presets import SIZES, SYSTEMS, preset, preset_lanes
 from block_recurrent.run_config import parse_settings
 
@@ -55,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     """One row per system."""
-    systems = list(dict.fromkeys([REFERENCE, *_known(args.systems)]))
+    shown = chosen(args.systems, SYSTEMS, "system")
+    systems = list(dict.fromkeys([REFERENCE, *shown]))
     given = {"vocab_size": args.vocab_size, "dropout": args.dropout, "attention_dropout": args.dropout}
     given |= _model_settings(args.set)
     configs = {name: preset(name, args.size, **given) for name in systems}
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     rate = max(flops / best[name] for name, (_, flops) in gemms.items())
     costs = {name: cost_of(config).flops_per_token for name, config in configs.items()}
     rows = []
-    for name in _known(args.systems):
+    for name in shown:
         row = {
             "system": name,
             "seconds": round(best[name], 4),
@@ -183,11 +184,3 @@ def _model_settings(texts: list[str]) -> dict[str, Any]:
     if other := [section for section in settings if section != "model"]:
         raise ConfigError(f"--set has the section '{other[0]}': a benchmark of steps takes settings of the model only")
     return settings.get("model", {})
-
-
-def _known(names: str) -> list[str]:
-    chosen = [name.strip() for name in names.split(",") if name.strip()]
-    for name in chosen:
-        if name not in SYSTEMS:
-            raise ConfigError(f"there is no system '{name}'{did_you_mean(name, SYSTEMS)}; known: {', '.join(SYSTEMS)}")
-    return chosen

@@ -27,14 +27,15 @@ EXAMPLE = "brt bench write --parts position,limit"
 ROUNDS = 16
 SHORT_TURN = 8
 NOTE = (
-    f"width {WIDTH}, {DEPTH} layers, window 512; matrices in float32, bfloat16 or int8 as the name says, all else in "
-    "float32. tokens_per_second: all lanes together; the rows of a part write in "
-    f"{ROUNDS} turns, a few tokens each, and the median turn counts. position: tokens before the first one written. "
-    "position part: the mean over whole blocks of 512 tokens, so that every state update is paid for; ratio is over "
-    "the first row of the same weights. peer and gpt2 parts: ratio is ours over this one. limit part: bytes of weights "
-    "and memory that a token needs, over the read bandwidth, measured by reading 2 GB between turns of 8 tokens, which "
-    "takes about as long; ratio is what was reached of it, the best turn beside the best reading. resident_mib: of the "
-    "process, after it."
+    f"width {WIDTH}, {DEPTH} layers, window 512; matrices in float32, bfloat16 or int8 as the name says, keys and "
+    "values in float16 with the last two, all else in float32. tokens_per_second: all lanes together; the rows of a "
+    f"part write in {ROUNDS} turns, a few tokens each, and the median turn counts. position: tokens before the first "
+    "one written. position part: the mean over whole blocks of 512 tokens, so that every state update is paid for; "
+    "ratio is over the first row of the same weights. batch part: ratio is over one lane of the same weights. peer and "
+    "gpt2 parts: ratio is ours over this one. limit part: bytes of weights, once for all lanes, and of the memory of "
+    "each lane that a step needs, over the read bandwidth, measured by reading 2 GB between turns of 8 tokens, which "
+    "takes about as long; ratio is what was reached of it, the best turn beside the best reading. resident_mib: of "
+    "the process, after it."
 )
 WINDOW = 512
 NEAR, FAR = 1024, 100_352
@@ -116,8 +117,9 @@ def _by_batch(args: argparse.Namespace) -> list[dict[str, Any]]:
     _in_turns([writer for group in writers for writer in group], args.tokens // 2)
     rows = []
     for group in writers:
-        for writer, first in zip(group, writers[0], strict=True):
-            told = f"over one lane; {writer.rate / first.rate:.2f} of {first.name.split()[-1]}"
+        first = writers[0][0]
+        for writer in group:
+            told = f"over one lane; {writer.rate / first.rate:.2f} of one lane in {first.name.split()[-1]}"
             rows.append(_row("batch", writer, writer.rate, writer.rate / group[0].rate, told))
     return rows
 
@@ -150,17 +152,18 @@ def _beside_gpt2(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _against_limit(args: argparse.Namespace) -> list[dict[str, Any]]:
-    engines, bandwidth = _engines(args), _Bandwidth()
-    writers = [_our_writer(engine, NEAR) for engine in engines]
+    """One lane, whose time is that of its weights, and the most lanes, whose memories take longer."""
+    bandwidth = _Bandwidth()
+    pairs = [(engine, _our_writer(engine, NEAR, lanes)) for engine in _engines(args) for lanes in (1, LANES[-1])]
     for _ in range(0, args.tokens, SHORT_TURN):
-        for writer in writers:
+        for _, writer in pairs:
             bandwidth.measure()
             writer.turn(SHORT_TURN)
     rows = []
-    for engine, writer in zip(engines, writers, strict=True):
-        needed = bytes_per_token(engine.model, engine.weights)
-        limit = bandwidth.rate / needed
-        told = f"of {limit:.1f} tokens/s: {bandwidth.rate / 1e9:.1f} GB/s, {needed / 1e6:.1f} MB a token"
+    for engine, writer in pairs:
+        needed = bytes_per_step(engine.model, engine.weights, writer.lanes)
+        limit = writer.lanes * bandwidth.rate / needed
+        told = f"of {limit:.1f} tokens/s: {bandwidth.rate / 1e9:.1f} GB/s, {needed / 1e6:.1f} MB a step"
         rows.append(_row("limit", writer, writer.best_rate, writer.best_rate / limit, told))
     return rows
 
@@ -243,8 +246,9 @@ def _row(part: str, writer: Writer, rate: float, ratio: float, told: str) -> dic
     }
 
 
-def bytes_per_token(model: Any, weights: str = "float32") -> float:
-    """What one token must read: all weights of the token side, its window's keys and values, what the states show.
+def bytes_per_step(model: Any, weights: str = "float32", lanes: int = 1) -> float:
+    """What a token of each lane must read: all weights of the token side, once for all lanes, and of each lane its
+    window's keys and values and what the states show.
 
     The weights of the state side are read once a block, and count by that share; they are float32 always.
     """
@@ -257,10 +261,10 @@ def bytes_per_token(model: Any, weights: str = "float32") -> float:
             total += 4 * p.numel()
         else:
             total += size * p.numel() + (4 * len(p) if weights == "int8" else 0)
-    entry = 2 * config.num_heads * config.head_dim * 4
-    layers = range(1, config.num_layers + 1)
+    entry, layers = 2 * config.num_heads * config.head_dim, range(1, config.num_layers + 1)
     states = sum(config.num_states for number in layers if config.layer_reads_state(number))
-    return total + entry * (config.window * len(layers) + states)
+    cached = (4 if weights == "float32" else 2) * config.window * len(layers)
+    return total + lanes * entry * (cached + 4 * states)
 
 
 class _Bandwidth:

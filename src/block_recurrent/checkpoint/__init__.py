@@ -5,7 +5,7 @@ A run is a folder:
     config.toml                     the resolved configuration
     tokenizer.model                 the SentencePiece file (none: bytes)
     metrics.jsonl, log.txt          what happened
-    checkpoints/step-00001000/      manifest.json (step, validation, SHA-256 of every other file),
+    checkpoints/step-00001000/      manifest.json (step, validation, SHA-256 of every other file and its own),
                                     model.safetensors, and what training needs to go on
 
 A checkpoint is written into a hidden folder beside its place, synced and renamed, so that a crash at any moment leaves
@@ -28,45 +28,17 @@ from block_recurrent.checkpoint.folders import (
     sweep,
     verify,
 )
+from block_recurrent.checkpoint.sharded import SHARDED, WEIGHT_PREFIX, read_sharded
 from block_recurrent.checkpoint.weights import (
     CONFIG,
-    SHARDED,
     TOKENIZER,
-    WEIGHT_PREFIX,
     WEIGHTS,
     LoadedRun,
     check_fits,
     export,
     load_run,
-    read_sharded,
+    read_config,
+    read_tokenizer,
     read_weights,
     write_tensors,
 )
-
-__all__ = [
-    "CONFIG",
-    "MANIFEST",
-    "SHARDED",
-    "TOKENIZER",
-    "WEIGHTS",
-    "WEIGHT_PREFIX",
-    "Checkpoint",
-    "LoadedRun",
-    "aside_of",
-    "check_fits",
-    "export",
-    "find_checkpoint",
-    "finish",
-    "list_checkpoints",
-    "load_run",
-    "prune",
-    "read_manifest",
-    "read_sharded",
-    "read_weights",
-    "set_aside",
-    "step_folder",
-    "step_of",
-    "sweep",
-    "verify",
-    "write_tensors",
-]

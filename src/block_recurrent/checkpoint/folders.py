@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from block_recurrent.errors import CheckpointError
-from block_recurrent.io import atomic
+from block_recurrent.errors import CheckpointError, FileFormatError
+from block_recurrent.io import atomic, door
 from block_recurrent.io.atomic import part_of as aside_of
+from block_recurrent.io.door import MANIFEST
 
 FORMAT = "block-recurrent checkpoint"
-VERSION = 1
-MANIFEST = "manifest.json"
+VERSION = 2
+_RULES: dict[str, door.Rule] = {
+    "step": door.is_count,
+    "validation_bits": lambda bits: bits is None or (type(bits) in (int, float) and math.isfinite(bits)),
+    "files": door.is_files,
+}
 _STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
 
@@ -31,19 +37,25 @@ class Checkpoint:
     """Bits per token on the validation split at this step, where they were measured."""
 
 
-def find_checkpoint(run: Path, which: str | Path = "last") -> tuple[Checkpoint | None, list[str]]:
-    """A whole checkpoint of a run, and what was found damaged on the way; None if the run has none at all."""
+def find_checkpoint(
+    run: Path, which: str | Path = "last", check: Callable[[Path], Checkpoint] | None = None
+) -> tuple[Checkpoint | None, list[str]]:
+    """A whole checkpoint of a run, and what was found damaged on the way; None if the run has none at all.
+
+    check: what makes sure that a checkpoint can be used (default: `verify`).
+    """
+    check = check or verify
     if str(which) not in ("last", "best"):
-        return verify(Path(which)), []
+        return check(Path(which)), []
     notes: list[str] = []
     whole: list[Checkpoint] = []
     for path in reversed(list_checkpoints(run)):
         try:
-            whole.append(verify(path))
+            whole.append(check(path))
         except CheckpointError as error:
             notes.append(str(error))
         if whole and which == "last":
-            return whole[0], notes
+            return whole[0], [f"{note}; using step {whole[0].step} instead" for note in notes]
     measured = [c for c in whole if c.validation_bits is not None]
     if which == "best" and measured:
         return min(measured, key=lambda c: (c.validation_bits, -c.step)), notes
@@ -72,50 +84,40 @@ def step_of(path: Path) -> int:
 
 
 def verify(path: Path) -> Checkpoint:
-    """The checkpoint, after checking every file against the manifest; a CheckpointError says what is wrong."""
+    """The checkpoint, after checking manifest and files against their hashes; a CheckpointError says what is wrong."""
     manifest = read_manifest(path)
-    for name, expected in manifest["files"].items():
-        file = path / name
-        if not file.is_file():
-            raise CheckpointError(f"checkpoint '{path}' is damaged: {name} is missing")
-        if _sha256(file) != expected:
-            raise CheckpointError(f"checkpoint '{path}' is damaged: {name} does not have the hash that it should have")
+    try:
+        door.check_files(path, manifest["files"])
+    except (FileFormatError, OSError) as error:
+        raise CheckpointError(f"checkpoint '{path}' is damaged: {error}") from None
     return Checkpoint(path, manifest["step"], manifest["validation_bits"])
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint folder; its files are not looked at."""
+    """The manifest of a checkpoint folder; its files are not looked at. Those of version 1 have no seal."""
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
-        if manifest["format"] != FORMAT or not isinstance(manifest["files"], dict):
-            raise KeyError("format")
-        step, _ = manifest["step"], manifest["validation_bits"]
-    except FileNotFoundError:
+        manifest = door.read_manifest(path / MANIFEST, FORMAT, {1: _RULES, VERSION: _RULES})
+    except (FileNotFoundError, NotADirectoryError):
         reason = f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder"
         raise CheckpointError(f"'{path}' is not a checkpoint: {reason}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"checkpoint '{path}' is damaged: its {MANIFEST} can't be read ({error!r})") from None
-    if manifest["version"] != VERSION:
-        raise CheckpointError(
-            f"checkpoint '{path}' has format version {manifest['version']}, this program reads {VERSION}"
-        )
-    if _STEP_FOLDER.fullmatch(path.name) and step_of(path) != step:
-        raise CheckpointError(f"checkpoint '{path}' is damaged: its {MANIFEST} is that of step {step}")
+    except (FileFormatError, OSError) as error:
+        raise CheckpointError(f"checkpoint '{path}' is damaged: {error}") from None
+    if _STEP_FOLDER.fullmatch(path.name) and step_of(path) != manifest["step"]:
+        raise CheckpointError(f"checkpoint '{path}' is damaged: its {MANIFEST} is that of step {manifest['step']}")
     return manifest
 
 
 def finish(path: Path, step: int, validation_bits: float | None) -> None:
     """Give what was written to `aside_of(path)` its manifest, sync it, and put it in its place."""
     aside = aside_of(path)
-    files = sorted(p for p in aside.rglob("*") if p.is_file())
     manifest = {
         "format": FORMAT,
         "version": VERSION,
         "step": step,
-        "validation_bits": validation_bits,
-        "files": {str(p.relative_to(aside)): _sha256(p) for p in files},
+        "validation_bits": validation_bits if validation_bits is None or math.isfinite(validation_bits) else None,
+        "files": dict(sorted(door.list_files(aside).items())),
     }
-    (aside / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    (aside / MANIFEST).write_text(door.seal_json(json.dumps(manifest, indent=1)))
     atomic.commit_folder(path)
 
 
@@ -147,8 +149,3 @@ def set_aside(path: Path, why: str) -> Path:
     shutil.rmtree(place, ignore_errors=True)
     os.replace(path, place)
     return place
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

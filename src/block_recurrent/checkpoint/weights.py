@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from block_recurrent.checkpoint.folders import MANIFEST, Checkpoint, find_checkpoint
+from block_recurrent.checkpoint.folders import MANIFEST, Checkpoint, find_checkpoint, verify
+from block_recurrent.checkpoint.sharded import read_sharded_weights
 from block_recurrent.data import load_tokenizer
-from block_recurrent.errors import CheckpointError
+from block_recurrent.errors import CheckpointError, FileFormatError
 from block_recurrent.io.atomic import atomic_file
+from block_recurrent.io.tensors import check_finite, read_tensors, write_tensors
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.run_config import RunConfig, read_toml
 
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from block_recurrent.data import Tokenizer
 
 WEIGHTS = "model.safetensors"
-SHARDED = "sharded"
-WEIGHT_PREFIX = "model/"
-"""Of the names of weights in a sharded checkpoint, which holds other tensors too."""
 CONFIG = "config.toml"
 TOKENIZER = "tokenizer.model"
 
@@ -53,16 +49,40 @@ def load_run(run: str | Path, checkpoint: str | Path = "last", device: torch.dev
     run = Path(run)
     if (run / MANIFEST).is_file():
         run, checkpoint = run.parent.parent, run
-    config = RunConfig.from_dict(read_toml(_existing_config(run)))
-    found, notes = find_checkpoint(run, checkpoint)
+    config = read_config(run)
+    model = BlockRecurrentLM(config.model)
+
+    def load(path: Path) -> Checkpoint:
+        found = verify(path)
+        weights = read_weights(path)
+        check_fits(weights, model.state_dict(), path)
+        model.load_state_dict(weights)
+        return found
+
+    found, notes = find_checkpoint(run, checkpoint, verify if checkpoint == "best" else load)
     if found is None:
         raise CheckpointError(f"'{run}' has no checkpoint yet: train it further with 'brt train'")
-    model = BlockRecurrentLM(config.model)
-    weights = read_weights(found.path)
-    check_fits(weights, model.state_dict(), found.path)
-    model.load_state_dict(weights)
+    if checkpoint == "best":  # known only after looking at all of them
+        load(found.path)
+    return LoadedRun(model.to(device).eval(), config, read_tokenizer(run, config), found, tuple(notes))
+
+
+def read_config(run: Path) -> RunConfig:
+    """The configuration of a run; one that was edited after it was written is an error."""
+    if not (run / CONFIG).is_file():
+        raise CheckpointError(f"'{run}' is not a run: it has no {CONFIG}; 'brt train --out {run}' makes one")
+    return RunConfig.from_dict(read_toml(run / CONFIG, sealed=True))
+
+
+def read_tokenizer(run: Path, config: RunConfig) -> Tokenizer:
+    """The tokenizer of a run, if it is the one that the configuration names."""
     tokenizer = load_tokenizer(run / TOKENIZER if (run / TOKENIZER).is_file() else "bytes")
-    return LoadedRun(model.to(device).eval(), config, tokenizer, found, tuple(notes))
+    if config.data.tokenizer not in ("", tokenizer.sha256):
+        raise CheckpointError(
+            f"the tokenizer of '{run}' is damaged: {TOKENIZER} has SHA-256 {tokenizer.sha256[:12]}, the run was "
+            f"trained with {config.data.tokenizer[:12]}; copy {TOKENIZER} again from the data it was trained on"
+        )
+    return tokenizer
 
 
 def export(run: str | Path, out: Path, checkpoint: str | Path = "last") -> LoadedRun:
@@ -74,40 +94,14 @@ def export(run: str | Path, out: Path, checkpoint: str | Path = "last") -> Loade
     return loaded
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file; a disk that is full is an OSError."""
-    plain = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
-    try:
-        save_file(plain, path, metadata)
-        path.chmod(0o644)  # safetensors makes files that only their owner can read
-    except SafetensorError as error:
-        raise OSError(str(error)) from None
-
-
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint folder, whole, on the CPU."""
-    if (path / WEIGHTS).is_file():
-        return load_file(path / WEIGHTS)
-    from torch.distributed import checkpoint as dcp
-
-    known = dcp.FileSystemReader(path / SHARDED).read_metadata().state_dict_metadata
-    wanted: dict[str, Any] = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in known.items()
-        if name.startswith(WEIGHT_PREFIX) and isinstance(entry, dcp.metadata.TensorStorageMetadata)
-    }
-    read_sharded(wanted, path)
-    return {name.removeprefix(WEIGHT_PREFIX): x for name, x in wanted.items()}
-
-
-def read_sharded(tensors: dict[str, Any], path: Path) -> None:
-    """Fill tensors, sharded or whole, with those of the same names in a sharded checkpoint."""
-    from torch.distributed import checkpoint as dcp
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # and we are a single process
-        alone = not torch.distributed.is_initialized()
-        dcp.load(tensors, storage_reader=dcp.FileSystemReader(path / SHARDED), no_dist=alone)
+    """The weights of a checkpoint folder, whole, finite, on the CPU."""
+    try:
+        weights = read_tensors(path / WEIGHTS)[0] if (path / WEIGHTS).is_file() else read_sharded_weights(path)
+        check_finite(weights)
+    except FileFormatError as error:
+        raise CheckpointError(f"the weights in '{path}' can't be used: {error}") from None
+    return weights
 
 
 def check_fits(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:
@@ -118,9 +112,3 @@ def check_fits(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], path: P
             raise CheckpointError(
                 f"the weights in '{path}' are not those of this model: '{name}' is {there}, here it is {here}"
             )
-
-
-def _existing_config(run: Path) -> Path:
-    if not (run / CONFIG).is_file():
-        raise CheckpointError(f"'{run}' is not a run: it has no {CONFIG}; 'brt train --out {run}' makes one")
-    return run / CONFIG

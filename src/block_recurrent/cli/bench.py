@@ -8,15 +8,27 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-from block_recurrent.cli.output import markdown, print_table, write_text
+from block_recurrent.cli.output import add_json, check_outputs, give_json
+from block_recurrent.io.output import markdown, print_table, write_file
 
-BENCHMARKS = ("data", "eval", "kernels", "length", "overhead", "peers", "steptime", "write")
+BENCHMARKS = (
+    "data",
+    "eval",
+    "kernels",
+    "launches",
+    "length",
+    "overhead",
+    "peers",
+    "serve",
+    "steptime",
+    "triton",
+    "write",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,26 +43,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             allow_abbrev=False,
         )
         module.add_arguments(sub)
-        sub.add_argument("--json", type=Path, metavar="FILE", help="also write rows, machine and versions as JSON")
+        add_json(sub)
         sub.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table as Markdown")
         sub.set_defaults(benchmark=module)
 
 
 def run(args: argparse.Namespace) -> int:
+    check_outputs(args, "json", "markdown")
     from block_recurrent.bench.harness import report
 
     result = report(args.benchmark.run(args), shlex.join(["brt", *sys.argv[1:]]))
     head, rows = _cells(result["rows"])
     machine = result["machine"]
     where = [f"{machine['processor']}, {machine['cores']} cores", *map(" ".join, result["versions"].items())]
-    print_table(head, rows)
-    print(args.benchmark.NOTE)
-    print("; ".join(where))
-    if args.json:
-        write_text(args.json, json.dumps(result, indent=1) + "\n")
+    if args.json != "-":
+        print_table(head, rows)
+        print(args.benchmark.NOTE)
+        print("; ".join(where))
+    give_json(args, result)
     if args.markdown:
         text = f"`{result['command']}`\n\n{markdown(head, rows)}\n{args.benchmark.NOTE}\n\nOn {'; '.join(where)}.\n"
-        write_text(args.markdown, text)
+        write_file(args.markdown, text)
     return 0
 
 

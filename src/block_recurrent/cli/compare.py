@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.cli.eval import add_scoring_arguments, load
+from block_recurrent.cli.output import add_overwrite
 from block_recurrent.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -22,20 +23,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="a run")
     parser.add_argument("b", metavar="B", nargs="?", help="another run; or else one of the experiments on A's state:")
     states = parser.add_mutually_exclusive_group()
-    states.add_argument("--clear-state", action="store_true", help="set the state back at each segment")
+    states.add_argument("--clear-state", action="store_true", help="reset the state at each segment")
     states.add_argument("--freeze-state", action="store_true", help="no update of the state after the first segment")
     states.add_argument(
         "--swap-state", metavar="DOCUMENT", help="at each segment, the state that this other document leaves at its end"
     )
     parser.add_argument("--data", required=True, metavar="DIR", help="a prepared folder")
-    parser.add_argument("--split", default="test", help="train, validation or test (default: test)")
+    parser.add_argument("--split", default="test", help="train, validation or test")
     parser.add_argument(
         "--document", action="append", default=[], metavar="NAME", help="only this document (repeatable)"
     )
     parser.add_argument("--out", required=True, metavar="REPORT", type=Path, help="the folder of the report")
-    parser.add_argument("--top", type=int, default=40, metavar="K", help="tokens in each table (default: 40)")
+    parser.add_argument("--top", type=int, default=40, metavar="K", help="tokens in each table")
     parser.add_argument("--no-inspect", action="store_true", help="leave out the look into A's memory")
     parser.add_argument("--no-png", action="store_true", help="no pictures (they need the extra 'plots' in any case)")
+    add_overwrite(parser)
     add_scoring_arguments(parser)
 
 
@@ -47,25 +49,38 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.top < 1:
         raise ConfigError(f"--top is {args.top}: it must be at least 1")
-    _make_folder(args.out)
+    _make_folder(args.out, args.overwrite)
     from block_recurrent.analysis.comparison import compare
+    from block_recurrent.analysis.memory_report import inspection_numbers, inspection_page_data
     from block_recurrent.analysis.report import ReportData, write_report
     from block_recurrent.data import Corpus
-    from block_recurrent.evaluate.progress import shown_progress
+    from block_recurrent.io.progress import shown_progress
 
     corpus = Corpus(args.data)
     loaded_a = load(args.a, args)
     loaded_b = load(args.b, args) if args.b else loaded_a
     _check_tokenizers(loaded_a, loaded_b, corpus, args)
     reading_a, reading_b, about_b, chosen = _readings(loaded_a, loaded_b, corpus, args)
-    with shown_progress("reading twice") as progress:
-        found = compare(reading_a, reading_b, corpus, args.split, chosen, args.top, args.lanes, args.chunk, progress)
+    with shown_progress("scoring both models") as progress:
+        found = compare(
+            reading_a,
+            reading_b,
+            corpus,
+            args.split,
+            chosen,
+            args.top,
+            lanes=args.lanes,
+            chunk=args.chunk,
+            progress=progress,
+        )
     side_a = _side(reading_a.label, args.a, loaded_a, "as trained")
     side_b = _side(reading_b.label, args.b or args.a, loaded_b, about_b)
     numbers, pages, inspections = [], [], []
     if loaded_a.model.config.recurrent_layers and not args.no_inspect:
-        inspection, number, page = inspect_document(loaded_a, found.documents[0].name, found.documents[0].text)
-        numbers, pages, inspections = [number], [page], [inspection]
+        name, text = found.documents[0].name, found.documents[0].text
+        inspection, taken = inspect_document(loaded_a, name, text.tokens[:INSPECTED_TOKENS])
+        numbers, pages = [inspection_numbers(inspection, taken)], [inspection_page_data(inspection, taken, text)]
+        inspections = [inspection]
     title = f"{reading_a.label} against {reading_b.label}"
     subtitle = f"split '{args.split}' of {corpus.folder.name}: {found.total_a.tokens:,} tokens"
     write_report(args.out, ReportData(title, subtitle, found, side_a, side_b, numbers, pages))
@@ -75,7 +90,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _make_folder(out: Path) -> None:
+def _make_folder(out: Path, overwrite: bool) -> None:
+    if (out / "report.html").exists() and not overwrite:
+        raise ConfigError(f"'{out / 'report.html'}' exists: give --overwrite to replace it, or another --out")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -109,7 +126,7 @@ def _readings(
     segment = a.model.config.segment
     normal = Reading(_name(args.a, a), a.model)
     if args.clear_state:
-        edit, label, about = clear_every(a.model, segment), "state cleared", f"state set back every {segment} tokens"
+        edit, label, about = clear_every(a.model, segment), "state cleared", f"state reset every {segment} tokens"
         return normal, Reading(label, a.model, edit), about, chosen
     if args.freeze_state:
         about = f"no update of the state after the first {segment} tokens"
@@ -128,7 +145,7 @@ def _left_by(loaded: LoadedRun, corpus: Corpus, split: str, index: int) -> Any:
 
     from block_recurrent.evaluate.state_edits import states_after
 
-    tokens = np.concatenate([[corpus.mark], corpus.tokens(split, index)]).astype(np.int64)
+    tokens = np.concatenate([[corpus.eos_token_id], corpus.tokens(split, index)]).astype(np.int64)
     return states_after(loaded.model, tokens)
 
 
@@ -154,24 +171,22 @@ def _side(label: str, run: str, loaded: LoadedRun, about: str) -> Side:
     return Side(label, f"run {Path(run).name}, step {loaded.checkpoint.step}; {about}", flat)
 
 
-def inspect_document(loaded: LoadedRun, name: str, text: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """The inspection of a document's beginning: itself, its numbers, and its part of a page."""
+def inspect_document(loaded: LoadedRun, name: str, tokens: Any, with_ablation: bool = True) -> tuple[Any, list[Any]]:
+    """The inspection of a text, and what its state vectors are worth."""
+    from block_recurrent.analysis.ablation import ablate
     from block_recurrent.analysis.inspector import inspect
-    from block_recurrent.analysis.memory_report import inspection_numbers, inspection_page_data
-    from block_recurrent.analysis.removal import removals
-    from block_recurrent.evaluate.progress import shown_progress
+    from block_recurrent.io.progress import shown_progress
 
-    tokens = text.tokens[:INSPECTED_TOKENS]
     with shown_progress("looking into the memory") as progress:
         inspection = inspect(loaded.model, tokens, name, progress)
     with shown_progress("taking state vectors away") as progress:
-        taken = removals(loaded.model, tokens, inspection, progress)
-    return inspection, inspection_numbers(inspection, taken), inspection_page_data(inspection, taken, text)
+        return inspection, ablate(loaded.model, tokens, inspection, progress) if with_ablation else []
 
 
 def _print(found: Comparison, out: Path) -> None:
     a, b = found.total_a, found.total_b
     print(f"{found.label_a}: {a.bits_per_token:.4f} bits per token; {found.label_b}: {b.bits_per_token:.4f}")
+    print(f"\n  token, bits {found.label_a}, bits {found.label_b}, difference, last mention, where, excerpt")
     for label, tops in ((found.label_a, found.top_a), (found.label_b, found.top_b)):
         print(f"\n{label} is better ({sum(t.proper_name for t in tops)} of {len(tops)} are proper names):")
         for top in tops[:10]:
@@ -181,10 +196,9 @@ def _print(found: Comparison, out: Path) -> None:
                 f"  {top.index:>9,} {top.bits_a:>7.2f} {top.bits_b:>7.2f} {top.difference:>+7.2f}  "
                 f"{distance:>7} {top.where:8} {excerpt}"
             )
-    print(f"\n  token, bits {found.label_a}, bits {found.label_b}, difference, last mention, where, excerpt")
     left_a, left_b = (headroom.beyond for headroom in found.headroom)
     print(
-        f"a cache of what lies over {left_a.low:,} tokens back would still save, in bits per token: {found.label_a} "
+        f"\na cache of what lies over {left_a.low:,} tokens back would still save, in bits per token: {found.label_a} "
         f"{left_a.bigram:.4f}, {found.label_b} {left_b.bigram:.4f} (bigram; unigram {left_a.unigram:.4f}, "
         f"{left_b.unigram:.4f})"
     )

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Iterator
 
+from block_recurrent.presets import SIZES, SYSTEMS
+
 SHELLS = ("bash", "zsh", "fish")
+_VALUES = {"--system": list(SYSTEMS), "--against": list(SYSTEMS), "--size": list(SIZES)}
 
 # Commands come first, then the commands of a command (`brt data prepare`), then options; files complete as always.
 _BASH = """_brt() {{
     local words="" path="${{COMP_WORDS[1]}}"
+    case "${{COMP_WORDS[COMP_CWORD-1]}}" in
+        --system|--against) COMPREPLY=($(compgen -W "{systems}" -- "${{COMP_WORDS[COMP_CWORD]}}")); return;;
+        --size) COMPREPLY=($(compgen -W "{sizes}" -- "${{COMP_WORDS[COMP_CWORD]}}")); return;;
+    esac
     if [ "$COMP_CWORD" -eq 1 ]; then path=""; fi
     if [ "$COMP_CWORD" -gt 2 ]; then path="$path ${{COMP_WORDS[2]}}"; fi
     case "$path" in
@@ -36,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     cases = "\n".join(
         f'        "{path}"{_any_below(path, tree)}) words="{" ".join(words)}";;' for path, words in tree.items()
     )
-    print(_BASH.format(cases=cases), end="")
+    print(_BASH.format(cases=cases, systems=" ".join(SYSTEMS), sizes=" ".join(SIZES)), end="")
     return 0
 
 
@@ -48,12 +54,11 @@ def _any_below(path: str, tree: dict[str, list[str]]) -> str:
 
 def _words() -> Iterator[tuple[str, list[str]]]:
     """What may follow `brt`, `brt COMMAND` and `brt COMMAND COMMAND`."""
-    from block_recurrent.cli.main import COMMANDS
+    from block_recurrent.cli.main import COMMANDS, parser_of
 
-    yield "", [*COMMANDS, "--help", "--version"]
-    for name, (module, _, _) in COMMANDS.items():
-        parser = argparse.ArgumentParser(add_help=True)
-        importlib.import_module(f"block_recurrent.cli.{module}").add_arguments(parser)
+    yield "", [*COMMANDS, "help", "--help", "--version"]
+    for name in COMMANDS:
+        parser = parser_of(name)
         below = _commands_of(parser)
         yield name, [*below, *_options_of(parser)]
         for command, sub in below.items():
@@ -78,5 +83,7 @@ def _fish(tree: dict[str, list[str]]) -> Iterator[str]:
             "__fish_use_subcommand" if not names else "; and ".join(f"__fish_seen_subcommand_from {n}" for n in names)
         )
         for word in words:
+            values = _VALUES.get(word, [])
             what = f"-l {word[2:]}" if word.startswith("--") else f"-f -a {word}"
+            what += f" -x -a '{' '.join(values)}'" if values else ""
             yield f"complete -c brt -n '{condition}' {what}"

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from block_recurrent.cli.output import print_table
-from block_recurrent.errors import DataError
+from block_recurrent.cli.output import add_json, check_outputs, give_json
+from block_recurrent.errors import FileFormatError
+from block_recurrent.io.output import print_table
+from block_recurrent.io.progress import shown_progress
 
 if TYPE_CHECKING:
     from block_recurrent.data import Corpus
 
+WITHOUT = {
+    "train": "there is nothing to train on (--validation 0 --test 0 takes all)",
+    "validation": "training will not validate, and no checkpoint will be the best",
+    "test": "'brt eval' and 'brt compare' will need --split",
+}
 SHOWN = 20  # of what was left out; the manifest has all
 SOURCES = "a file, a folder, stdlib, installed, pypi:NAME==VERSION, pypi:code-100, or hf:NAME"
 EXAMPLES = {
@@ -38,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sub = command("prepare", "turn documents into a folder of tokens for training and evaluation", _prepare)
     sub.add_argument("sources", nargs="+", metavar="SOURCE", help=SOURCES)
     sub.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder to make")
-    sub.add_argument("--tokenizer", default="bytes", help="bytes, or a SentencePiece file (default: bytes)")
+    sub.add_argument("--tokenizer", default="bytes", help="bytes, or a SentencePiece file")
     add_unit(sub)
     add_shares(sub)
     sub.add_argument("--strict", action="store_true", help="refuse text that is not UTF-8 instead of replacing")
@@ -47,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     sub = command("info", "documents, tokens, words and bytes of each split", _info)
     sub.add_argument("folder", metavar="DIR", help="a prepared folder")
-    sub.add_argument("--segment", type=int, default=4096, help="segment length for the share of padding (4096)")
-    sub.add_argument("--json", action="store_true", help="print JSON")
+    sub.add_argument("--segment", type=int, default=4096, help="segment length for the share of padding")
+    add_json(sub)
 
     sub = command("show", "print a prepared document as text", _show)
     sub.add_argument("folder", metavar="DIR", help="a prepared folder")
@@ -67,8 +73,8 @@ def add_unit(parser: argparse.ArgumentParser) -> None:
 
 def add_shares(parser: argparse.ArgumentParser) -> None:
     """The options that say how many documents are held out."""
-    parser.add_argument("--validation", type=float, default=0.05, help="share, if there is no split folder (0.05)")
-    parser.add_argument("--test", type=float, default=0.05, help="share, if there is no split folder (0.05)")
+    parser.add_argument("--validation", type=float, default=0.05, help="share, if there is no split folder")
+    parser.add_argument("--test", type=float, default=0.05, help="share, if there is no split folder")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,7 +83,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace) -> int:
-    from block_recurrent.cli.progress import ByteProgress
     from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
     from block_recurrent.data.sources import total_size
     from block_recurrent.data.tokenizers.base import load_tokenizer
@@ -86,8 +91,9 @@ def _prepare(args: argparse.Namespace) -> int:
         tuple(args.sources), args.unit, args.validation, args.test, args.strict, args.overwrite, args.threads
     )
     tokenizer = load_tokenizer(args.tokenizer)
-    with ByteProgress("prepare", total_size(args.sources)) as progress:
-        corpus = prepare(settings, tokenizer, args.out, progress.update)
+    size = total_size(args.sources)
+    with shown_progress("prepare", "bytes") as progress:
+        corpus = prepare(settings, tokenizer, args.out, lambda _, done: progress(done, size))
     print(f"prepared {args.out}")
     _print_summary(corpus, segment=4096)
     _print_remarks(corpus)
@@ -98,11 +104,11 @@ def _info(args: argparse.Namespace) -> int:
     from block_recurrent.data import Corpus
     from block_recurrent.data.corpus.report import summarize
 
+    check_outputs(args, "json")
     corpus = Corpus(args.folder)
-    if args.json:
-        print(json.dumps(summarize(corpus, args.segment), indent=1))
-    else:
+    if args.json != "-":
         _print_summary(corpus, args.segment)
+    give_json(args, summarize(corpus, args.segment))
     return 0
 
 
@@ -110,8 +116,11 @@ def _show(args: argparse.Namespace) -> int:
     from block_recurrent.data import Corpus
 
     corpus = Corpus(args.folder)
+    if sys.stdout.isatty():
+        print(corpus.text(args.name))
+        return 0
     for piece in corpus.text_pieces(*corpus.find(args.name)):
-        # Bytes, so that line ends come out as they are and a terminal's encoding doesn't matter.
+        # Bytes, so that line ends come out as they are and the locale's encoding doesn't matter.
         sys.stdout.buffer.write(piece)
     sys.stdout.buffer.flush()
     return 0
@@ -126,7 +135,7 @@ def _verify(args: argparse.Namespace) -> int:
     found = list(problems(corpus))
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise DataError(f"'{args.folder}' does not match its manifest: {found[0]}{more}; prepare it again")
+        raise FileFormatError(f"'{args.folder}' does not match its manifest: {found[0]}{more}; prepare it again")
     print(f"{args.folder}: {sum(len(corpus.documents(split)) for split in SPLITS)} documents, all as they were written")
     return 0
 
@@ -162,8 +171,11 @@ def _print_losses(splits: dict[str, Any]) -> None:
 def _print_remarks(corpus: Corpus) -> None:
     from block_recurrent.data.sources.document import SPLITS
 
-    if not corpus.documents("train"):
-        print("no document fell to train: give more documents, or --validation 0 --test 0 for all of them")
+    shares = {"train": 1, **{split: corpus.manifest["settings"][split] for split in ("validation", "test")}}
+    for split in (split for split, share in shares.items() if share and not corpus.documents(split)):
+        print(
+            f"warning: no document fell to {split}: {WITHOUT[split]}; give more documents, or a folder for each split"
+        )
     documents = [document for split in SPLITS for document in corpus.documents(split)]
     _print_list("not UTF-8, replaced by U+FFFD", [f"{d.name}: {d.replaced} places" for d in documents if d.replaced])
     _print_list("NUL characters, kept", [f"{d.name}: {d.nul}" for d in documents if d.nul])

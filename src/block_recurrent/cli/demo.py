@@ -1,7 +1,7 @@
 """`brt demo`: the whole system in some minutes, on text that every machine has.
 
 The demo is a list of `brt` commands. Each is printed before it runs, so that it can be tried again with other words.
-Every one of them goes on where it stopped, or is quick to do again; so does the demo.
+Every one of them resumes when it is run again, or is quick to repeat; so does the demo.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ READ_BYTES = 100_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="the folder of all it makes (runs/demo)")
-    parser.add_argument("--source", default="stdlib", help="what to train on: stdlib, a folder or a file (stdlib)")
-    parser.add_argument("--size", default=SIZE, help=f"of both models ({SIZE})")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"of training, for each ({STEPS})")
+    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="the folder of all it makes")
+    parser.add_argument("--source", default="stdlib", help="what to train on: stdlib, a folder or a file")
+    parser.add_argument("--size", default=SIZE, help="of both models")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of training, for each")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,11 +40,11 @@ def run(args: argparse.Namespace) -> int:
     for system, folder in zip(SYSTEMS, runs, strict=True):
         _brt("train", "--system", system, "--size", args.size, "--data", data, "--out", folder, *_training(args.steps))
     for folder in runs:
-        _brt("eval", folder, "--data", data, "--json", folder / "test.json")
+        _brt("eval", folder, "--data", data, "--json", folder / "test.json", "--overwrite")
     module = _module_to_read(data, args.out)
-    _brt("compare", *runs, "--data", data, "--document", module.name, "--out", args.out, "--no-png")
+    _brt("compare", *runs, "--data", data, "--document", module.name, "--out", args.out, "--no-png", "--overwrite")
     memory = args.out / "module.memory"
-    _brt("read", runs[0], module.path, "--memory", memory)
+    _brt("read", runs[0], module.path, "--memory", memory, "--overwrite")
     _brt("write", runs[0], "--memory", memory, "--tokens", WRITTEN, "--temperature", 0.6, "--seed", 1, "--go-on")
     _close(args, module, time.monotonic() - began)
     return 0
@@ -57,7 +57,7 @@ def _brt(*words: object) -> None:
     command = [str(word) for word in words]
     print(f"\n$ brt {shlex.join(command)}", flush=True)
     if dispatch(command):
-        raise BlockRecurrentError("the demo was stopped; the same command goes on where it stopped")
+        raise BlockRecurrentError("the demo was stopped; rerun it to resume")
 
 
 def _training(steps: int) -> list[object]:
@@ -99,7 +99,7 @@ def _module_to_read(data: Path, out: Path) -> _Module:
 
 
 def _close(args: argparse.Namespace, module: _Module, seconds: float) -> None:
-    from block_recurrent.cli.output import print_table
+    from block_recurrent.io.output import print_table
     from block_recurrent.train.report import read_metrics
 
     rows = []
@@ -122,6 +122,7 @@ def _close(args: argparse.Namespace, module: _Module, seconds: float) -> None:
         f"The memory of {module.name}:  {args.out / 'module.memory'}\n"
         "\nTry next:\n"
         f"  brt write {run} --memory {args.out / 'module.memory'} --interactive\n"
+        f"  brt serve {run} --memories {args.out / 'memories'}   (then open http://127.0.0.1:8000 and drop a text in)\n"
         f"  brt inspect {run} {module.path} --out {args.out / 'memory.html'}\n"
         f"  brt data prepare YOUR-FOLDER --out build/mine && brt train --system {SYSTEMS[0]} --size tiny "
         "--data build/mine --out runs/mine"

@@ -1,14 +1,15 @@
-"""`brt doctor`: what this machine has, and what the program makes of it."""
+"""`brt doctor`: hardware, versions, and the settings chosen for them."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import platform
+import re
 from typing import Any
 
 from block_recurrent.allocator import keep_freed_memory
+from block_recurrent.cli.output import add_json, check_outputs, give_json
 from block_recurrent.errors import ConfigError
 
 CORE = ("torch", "numpy", "safetensors", "sentencepiece", "rich")
@@ -21,25 +22,32 @@ EXTRAS = {
     "hf": ("transformers", "brt export for transformers"),
     "lm-eval": ("lm_eval", "lm-evaluation-harness"),
     "peers": ("block-recurrent-transformer-pytorch", "brt bench peers"),
+    "serve": ("fastapi", "brt serve"),
 }
 GEMM = 2048
+KEPT = "is kept for the next tensor"
+NO_KERNELS = "missing: torch does their work; install again with gcc on Linux, for a processor with AVX2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    check_outputs(args, "json")
     facts = _facts()
-    if args.json:
-        print(json.dumps(facts, indent=1))
-        return 0
-    for title, section in facts.items():
+    give_json(args, {title: {_key(name): value for name, value in section.items()} for title, section in facts.items()})
+    for title, section in facts.items() if args.json != "-" else ():
         print(f"{title}:")
         width = max(map(len, section))
         for name, value in section.items():
             print(f"  {name:{width}}  {value}")
     return 0
+
+
+def _key(name: str) -> str:
+    """A name as a key of JSON, in snake case."""
+    return re.sub(r"\W+", "_", name).strip("_")
 
 
 def _facts() -> dict[str, dict[str, Any]]:
@@ -65,17 +73,11 @@ def _facts() -> dict[str, dict[str, Any]]:
             "instructions": torch.backends.cpu.get_cpu_capability(),
         },
         "choices": {
-            "--device auto": str(device)
-            if device.type == "cpu"
-            else f"{device} ({torch.cuda.get_device_name(device)})",
+            "--device auto": f"{device}{'' if device.type == 'cpu' else f' ({torch.cuda.get_device_name(device)})'}",
             "--dtype auto": str(pick_dtype("auto", device)).removeprefix("torch."),
             "--dtype bfloat16": _bfloat16(device),
-            "freed memory": "is kept for the next tensor"
-            if kept
-            else "goes back to the system: this C library decides",
-            "kernels in C": "in use"
-            if cpp.LIBRARY
-            else "missing: torch does their work; install again with gcc on Linux, for a processor with AVX2",
+            "freed memory": KEPT if kept else "goes back to the system: this C library decides",
+            "kernels in C": "in use" if cpp.LIBRARY else NO_KERNELS,
         },
         "kernels": {
             f"{op}: {row.backend}": f"{_calls(row)}: {row.why}" for op, rows in registry.TABLE.items() for row in rows

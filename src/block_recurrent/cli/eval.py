@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from block_recurrent.cli.output import write_text
+from block_recurrent.cli.output import add_json, check_outputs, give_json, print_notes
 from block_recurrent.cli.read import add_weights_argument
-from block_recurrent.errors import ConfigError, DataError
+from block_recurrent.errors import ConfigError
 
 if TYPE_CHECKING:
     from block_recurrent.checkpoint import LoadedRun
@@ -23,14 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", nargs="+", required=True, metavar="DIR", help="prepared documents: one folder, or one for each run"
     )
-    parser.add_argument("--split", default="test", help="train, validation or test (default: test)")
+    parser.add_argument("--split", default="test", help="train, validation or test")
     parser.add_argument(
         "--document", action="append", default=[], metavar="NAME", help="only this document (repeatable)"
     )
     parser.add_argument(
-        "--clear-every", type=int, metavar="TOKENS", help="set the recurrent state back so often; the window stays"
+        "--clear-every",
+        type=int,
+        metavar="TOKENS",
+        help="reset the recurrent state every so many tokens; the window stays",
     )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write all numbers")
+    add_json(parser)
     parser.add_argument("--per-token", metavar="FILE", type=Path, help="write every token's loss, as .npz or .csv")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="cumulative cross-entropy of all runs: .html or .png")
     parser.add_argument(
@@ -42,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
     """What only changes how long it takes."""
-    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder (default: last)")
-    parser.add_argument("--lanes", type=int, default=8, help="documents read side by side (default: 8)")
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder")
+    parser.add_argument("--lanes", type=int, default=8, help="documents read side by side")
     parser.add_argument("--chunk", type=int, help="tokens of one call per lane (default: the segment, or more)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default: auto)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ...")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,20 +63,17 @@ def run(args: argparse.Namespace) -> int:
     curves, rows = {}, []
     for name, folder in zip(args.runs, folders, strict=True):
         loaded, result = _evaluate(name, folder, args)
-        if len(args.runs) > 1:
-            print(f"{name}:", end=" ")
-        print(describe(result) + "\n")
+        if args.json != "-":
+            print((f"{name}: " if len(args.runs) > 1 else "") + describe(result) + "\n")
         kind = "sentencepiece" if loaded.tokenizer.model is not None else "bytes"
         rows.append(vocabulary_row(name, kind, loaded.tokenizer.size, result))
         curves[name] = result.cumulative
         facts = {"run": name, "step": loaded.checkpoint.step, "data": folder, "clear_every": args.clear_every}
         facts["weights"] = args.weights
         results.append({**facts, "tokenizer": kind, "vocabulary_size": loaded.tokenizer.size, **result.to_dict()})
-    if len(rows) > 1:
+    if len(rows) > 1 and args.json != "-":
         print(vocabulary_table(rows))
-    if args.json:
-        whole = results[0] if len(results) == 1 else {"table": rows, "runs": results}
-        write_text(args.json, json.dumps(whole, indent=1) + "\n")
+    give_json(args, results[0] if len(results) == 1 else {"table": rows, "runs": results})
     if args.plot:
         from block_recurrent.analysis.plots import write_cumulative
 
@@ -84,23 +83,20 @@ def run(args: argparse.Namespace) -> int:
 
 def load(name: str, args: argparse.Namespace, checkpoint: str | None = None) -> LoadedRun:
     """The run, on the device asked for; says what the run has to say."""
-    import sys
-
     from block_recurrent.checkpoint import load_run
     from block_recurrent.runtime import pick_device
 
     loaded = load_run(name, checkpoint or args.checkpoint, pick_device(args.device))
-    for note in loaded.notes:
-        print(f"brt: note: {note}", file=sys.stderr)
+    print_notes(loaded.notes)
     return loaded
 
 
 def _evaluate(name: str, folder: str, args: argparse.Namespace) -> tuple[LoadedRun, Evaluation]:
     from block_recurrent.data import Corpus
     from block_recurrent.evaluate.evaluation import EvalSettings, check_tokenizer, evaluate_split
-    from block_recurrent.evaluate.progress import shown_progress
     from block_recurrent.evaluate.state_edits import clear_every
     from block_recurrent.inference.engine import Engine
+    from block_recurrent.io.progress import shown_progress
 
     corpus = Corpus(folder)
     loaded = load(name, args)
@@ -122,6 +118,4 @@ def _check_outputs(args: argparse.Namespace) -> None:
         from block_recurrent.analysis.plots import check_plot_path
 
         check_plot_path(args.plot)
-    for path in (args.json, args.plot):
-        if path and not path.parent.is_dir():
-            raise DataError(f"can't write '{path}': there is no folder '{path.parent}'")
+    check_outputs(args, "json", "plot", "per_token")

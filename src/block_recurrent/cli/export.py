@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from block_recurrent.cli.output import add_overwrite, check_outputs, print_notes
 from block_recurrent.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -19,18 +19,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "folder", nargs="?", metavar="DIR", help="a new folder for AutoModelForCausalLM.from_pretrained (extra 'hf')"
     )
     parser.add_argument("--out", metavar="FILE", help="instead: one file of weights, such as model.safetensors")
-    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder (default: last)")
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder")
+    add_overwrite(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     if bool(args.folder) == bool(args.out):
         raise ConfigError("say where to: a folder for Hugging Face, or --out FILE for the weights alone")
+    check_outputs(args, "out")
     try:
         loaded = _export(args)
     except OSError as error:
         raise CheckpointError(f"'{args.folder or args.out}' can't be written: {error.strerror or error}") from None
-    for note in loaded.notes:
-        print(f"brt: note: {note}", file=sys.stderr)
+    print_notes(loaded.notes)
     print(f"step {loaded.checkpoint.step} of '{args.run}' is in '{args.folder or args.out}'")
     return 0
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.cli.eval import add_scoring_arguments, load
-from block_recurrent.cli.output import print_table, write_text
-from block_recurrent.errors import ConfigError, DataError
+from block_recurrent.cli.output import add_json, check_outputs, give_json
+from block_recurrent.errors import ConfigError
+from block_recurrent.io.output import print_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,17 +20,16 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run's folder, or a checkpoint's")
     parser.add_argument("--data", required=True, metavar="DIR", help="a prepared folder")
-    parser.add_argument("--split", default="test", help="train, validation or test (default: test)")
+    parser.add_argument("--split", default="test", help="train, validation or test")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="only the first N tokens of the split")
-    parser.add_argument("--json", metavar="FILE", help="write all numbers; '-': print them in place of the tables")
+    add_json(parser)
     add_scoring_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.max_tokens is not None and args.max_tokens < 1:
         raise ConfigError(f"--max-tokens is {args.max_tokens}: it must be at least 1")
-    if args.json and args.json != "-" and not Path(args.json).parent.is_dir():
-        raise DataError(f"can't write '{args.json}': there is no folder '{Path(args.json).parent}'")
+    check_outputs(args, "json")
     from block_recurrent.data import Corpus
     from block_recurrent.evaluate.evaluation import check_tokenizer, choose_documents
     from block_recurrent.evaluate.headroom import DEFINITIONS, taken
@@ -60,23 +58,23 @@ def run(args: argparse.Namespace) -> int:
     }
     if args.json != "-":
         _show(facts, readings)
-    if args.json:
-        text = json.dumps(facts, indent=1)
-        print(text) if args.json == "-" else write_text(Path(args.json), text + "\n")
+    give_json(args, facts)
     return 0
 
 
 def _measure(model: BlockRecurrentLM, documents: list[NDArray[Any]], args: argparse.Namespace) -> list[Headroom]:
     """With the state as it is, and, where there is one, with the state cleared at each segment."""
     from block_recurrent.evaluate.headroom import measure_headroom
-    from block_recurrent.evaluate.progress import shown_progress
     from block_recurrent.evaluate.state_edits import clear_every
+    from block_recurrent.io.progress import shown_progress
 
     edits = [None, clear_every(model, model.config.segment)] if model.config.recurrent_layers else [None]
     readings = []
     for edit in edits:
         with shown_progress(f"scoring '{args.split}'{', state cleared' if edit else ''}") as progress:
-            readings.append(measure_headroom(model, documents, args.lanes, args.chunk, edit, progress))
+            readings.append(
+                measure_headroom(model, documents, lanes=args.lanes, chunk=args.chunk, edit=edit, progress=progress)
+            )
     return readings
 
 

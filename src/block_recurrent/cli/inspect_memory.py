@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from block_recurrent.cli.compare import inspect_document
+from block_recurrent.cli.output import add_json, check_outputs, give_json, print_notes
 from block_recurrent.errors import DataError
 
 if TYPE_CHECKING:
@@ -17,36 +18,35 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a run of a rec- or feedback- system")
-    parser.add_argument("text", metavar="TEXT", help="a text file; or with --data, the name of a document")
+    parser.add_argument(
+        "text", metavar="TEXT", help="a text file, or - for standard input; with --data, the name of a document"
+    )
     parser.add_argument("--data", metavar="DIR", help="a prepared folder to take the document from")
-    parser.add_argument("--tokens", type=int, default=20_000, help="read so many tokens at most (default: 20,000)")
-    parser.add_argument("--no-removal", action="store_true", help="leave out what taking state vectors away does")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write all numbers")
+    parser.add_argument("--tokens", type=int, default=20_000, help="read so many tokens at most")
+    parser.add_argument(
+        "--no-ablation", "--no-removal", action="store_true", help="leave out what taking state vectors away does"
+    )
+    add_json(parser)
     parser.add_argument("--out", metavar="FILE", type=Path, help="write a page (.html) to look at")
-    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder (default: last)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default: auto)")
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ...")
 
 
 def run(args: argparse.Namespace) -> int:
-    for path in (args.json, args.out):
-        if path and not path.parent.is_dir():
-            raise DataError(f"can't write '{path}': there is no folder '{path.parent}'")
+    check_outputs(args, "json", "out")
     if args.out and args.out.suffix.lower() != ".html":
         raise DataError(f"--out '{args.out}': its name must end in .html")
     if args.tokens < 1:
         raise DataError(f"--tokens is {args.tokens}: it must be at least 1")
-    from block_recurrent.analysis.inspector import inspect
     from block_recurrent.analysis.memory_report import (
         describe_inspection,
         inspection_numbers,
         inspection_page_data,
         write_inspection_page,
     )
-    from block_recurrent.analysis.page_file import finite, write_whole
-    from block_recurrent.analysis.removal import removals
-    from block_recurrent.analysis.words import TokenText
+    from block_recurrent.analysis.page_file import finite
+    from block_recurrent.analysis.token_text import TokenText
     from block_recurrent.cli.eval import load
-    from block_recurrent.evaluate.progress import shown_progress
     from block_recurrent.evaluate.state_edits import check_recurrent
 
     loaded = load(args.run, args)
@@ -55,18 +55,14 @@ def run(args: argparse.Namespace) -> int:
     if not len(tokens):
         raise DataError(f"'{args.text}' is empty: there is nothing to read")
     text = TokenText(tokens, loaded.tokenizer)
-    with shown_progress("reading") as progress:
-        inspection = inspect(loaded.model, tokens, args.text, progress)
-    with shown_progress("taking state vectors away") as progress:
-        taken = [] if args.no_removal else removals(loaded.model, tokens, inspection, progress)
-    print(describe_inspection(inspection, taken, text))
-    if args.json:
-        numbers = finite(inspection_numbers(inspection, taken))
-        write_whole(args.json, json.dumps(numbers, indent=1, ensure_ascii=False) + "\n")
+    inspection, taken = inspect_document(loaded, args.text, tokens, not args.no_ablation)
+    if args.json != "-":
+        print(describe_inspection(inspection, taken, text))
+    give_json(args, finite(inspection_numbers(inspection, taken)))
     if args.out:
         subtitle = f"run {Path(args.run).name}, step {loaded.checkpoint.step}; {inspection.tokens:,} tokens"
         write_inspection_page(args.out, subtitle, inspection_page_data(inspection, taken, text))
-        print(f"wrote {args.out}")
+        print_notes([f"wrote {args.out}"])
     return 0
 
 
@@ -79,8 +75,6 @@ def _tokens(args: argparse.Namespace, loaded: LoadedRun) -> NDArray[Any]:
         corpus = Corpus(args.data)
         check_tokenizer(loaded.tokenizer.sha256, corpus, args.run)
         return corpus.tokens(*corpus.find(args.text))
-    try:
-        raw = Path(args.text).read_bytes()
-    except OSError as error:
-        raise DataError(f"can't read '{args.text}': {error.strerror or error}; give a text file, or --data") from None
-    return loaded.tokenizer.encode(raw.decode("utf-8", "replace"))
+    from block_recurrent.inference.text_input import read_text
+
+    return loaded.tokenizer.encode("".join(read_text(args.text)))

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from contextlib import suppress
+from typing import Any, NoReturn, TextIO
 
 from block_recurrent.allocator import keep_freed_memory
-from block_recurrent.errors import BlockRecurrentError, did_you_mean
+from block_recurrent.errors import FAILURE, USAGE, BlockRecurrentError, did_you_mean, printable
 
 COMMANDS = {
     # name: (module, what it does, an example)
     "demo": ("demo", "all of it in five minutes, on text that every machine has", "brt demo"),
     "train": (
         "train",
-        "train a model, or go on training it",
+        "train a model, or resume training it",
         "brt train --system rec-fixed-skip --size tiny --data build/books --out runs/first",
     ),
     "export": ("export", "write a run as a Hugging Face folder, or as one file", "brt export runs/first hf/first"),
@@ -45,6 +48,11 @@ COMMANDS = {
         "what the recurrent state does while a text is read",
         "brt inspect runs/first book.txt --out memory.html",
     ),
+    "harness": (
+        "harness",
+        "tasks of lm-evaluation-harness, with whole texts in memory",
+        "brt harness runs/first --books books/",
+    ),
     "recall": (
         "recall",
         "train on planted names, and measure recall by distance",
@@ -57,15 +65,20 @@ COMMANDS = {
     ),
     "write": (
         "write",
-        "write on from a memory or a prompt",
+        "generate from a memory or a prompt",
         "brt write runs/first --memory book.memory --tokens 200 --temperature 0.8",
     ),
     "score": (
         "score",
         "how well a text is predicted from a memory",
-        "brt score runs/first --memory book.memory --text next.txt",
+        "brt score runs/first next.txt --memory book.memory",
     ),
-    "memory": ("memory", "look at memory files, compare them", "brt memory info book.memory"),
+    "memory": ("memory", "look at memory files, compare them, set them back", "brt memory info book.memory"),
+    "serve": (
+        "serve",
+        "models behind HTTP: completions, memories by name, and a page",
+        "brt serve runs/first --memories memories",
+    ),
     "data": ("data", "prepare documents, look at them, check them", "brt data prepare books/ --out build/books"),
     "tokenizer": (
         "tokenizer",
@@ -79,19 +92,53 @@ COMMANDS = {
     ),
     "bench": ("bench", "measure speed, side by side", "brt bench data"),
     "presets": ("presets", "list the systems and sizes of the paper", "brt presets --size tiny"),
-    "doctor": ("doctor", "what this machine has, and what is made of it", "brt doctor"),
+    "doctor": ("doctor", "show hardware and the settings chosen", "brt doctor"),
     "completion": ("completion", "complete commands with the tab key", "brt completion bash > ~/.brt && . ~/.brt"),
 }
 
-USER_ERROR = 2
 INTERRUPTED = 130
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line: what was wrong and where help is."""
+    """An ArgumentParser whose errors are one line: what was wrong, what may have been meant, and where help is."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USER_ERROR, f"{self.prog}: error: {message}; see '{self.prog} --help'\n")
+        message = re.sub(r" \(choose from .*\)$", "", message) if "invalid choice" in message else message
+        wrong = re.search(r"unrecognized arguments: (--[\w-]+)|invalid choice: '([^']*)'", message)
+        if wrong:
+            message += did_you_mean(wrong[1] or wrong[2], self._known(wrong[1] is not None))
+        self.exit(USAGE, f"{self.prog}: error: {printable(message)}; see '{self.prog} --help'\n")
+
+    def _known(self, flags: bool) -> list[str]:
+        """The flags, or the choices, of this command and of those below it."""
+        known: list[str] = []
+        for action in self._actions:
+            known += [*action.option_strings] if flags else [*map(str, action.choices or ())]
+            if isinstance(action, argparse._SubParsersAction):
+                known += [word for parser in action.choices.values() for word in parser._known(flags)]
+        return known
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Says every default that is not said already."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help or ""
+        is_said = action.default in (None, False, argparse.SUPPRESS) or action.default == [] or "default" in text
+        return text if is_said or not action.option_strings else f"{text} (default: %(default)s)"
+
+
+class _Terminal:
+    """Standard output as a terminal may see it: texts of others can't command it."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        return self._file.write(printable(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def _overview() -> str:
@@ -112,6 +159,8 @@ def _overview() -> str:
 
 def dispatch(argv: Sequence[str]) -> int:
     """Run one command; errors of ours are raised."""
+    if argv and argv[0] == "help" and len(argv) > 1:
+        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
@@ -123,35 +172,70 @@ def dispatch(argv: Sequence[str]) -> int:
         return 0
     if name not in COMMANDS:
         raise BlockRecurrentError(f"there is no command '{name}'{did_you_mean(name, COMMANDS)}; see 'brt --help'")
-    module_name, summary, example = COMMANDS[name]
-    module = importlib.import_module(f"block_recurrent.cli.{module_name}")
-    parser = OneLineParser(
-        prog=f"brt {name}",
-        description=summary,
-        epilog=f"example: {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    module.add_arguments(parser)
-    args = parser.parse_args(rest)
+    module = importlib.import_module(f"block_recurrent.cli.{COMMANDS[name][0]}")
+    args = parser_of(name).parse_args(rest)
     keep_freed_memory()
     return module.run(args) or 0
 
 
+def parser_of(name: str) -> OneLineParser:
+    """The parser of a command."""
+    module_name, summary, example = COMMANDS[name]
+    parser = OneLineParser(
+        prog=f"brt {name}",
+        description=summary,
+        epilog=f"example: {example}",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    importlib.import_module(f"block_recurrent.cli.{module_name}").add_arguments(parser)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                below.formatter_class = HelpFormatter
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. A user's error is one line on stderr and exit code 2."""
+    """Run one command; returns the exit code: 2 for wrong usage, 1 for what failed, each with one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # whatever the locale: names and texts hold any character
+            stream.reconfigure(errors="backslashreplace")
+    if sys.stdout.isatty():
+        sys.stdout = _Terminal(sys.stdout)
     try:
-        return dispatch(sys.argv[1:] if argv is None else argv)
+        code = dispatch(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
     except BlockRecurrentError as error:
-        print(f"brt: error: {error}", file=sys.stderr)
-        return USER_ERROR
+        return _failed(str(error), error.exit_code)
     except KeyboardInterrupt:
         print("brt: stopped", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output (`brt ... | head`) has gone: nothing to say, and nobody to say it to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
+    except (OSError, MemoryError, RuntimeError) as error:
+        is_full = isinstance(error, MemoryError) or ("memory" in str(error) and "alloc" in str(error))
+        if isinstance(error, OSError):
+            _discard_output()
+            named = f" ('{error.filename}')" if error.filename else ""
+            return _failed(f"{error.strerror or error}{named}", FAILURE)
+        if not is_full:
+            raise
+        return _failed("there is not enough memory for this: choose a smaller model, fewer lanes or beams", FAILURE)
+
+
+def _failed(message: str, code: int) -> int:
+    print(f"brt: error: {printable(' '.join(message.splitlines()))}", file=sys.stderr)
+    return code
+
+
+def _discard_output() -> None:
+    """Output that can't be written must not be tried again at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -1,26 +1,40 @@
-"""`brt memory`: what is in a memory file, and how far two are apart."""
+"""`brt memory`: what is in a memory file, how far two are apart, and back to an earlier place."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
+from pathlib import Path
+
+from block_recurrent.cli.output import add_json, check_outputs, give_json
+from block_recurrent.errors import FileFormatError
+from block_recurrent.io.output import print_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     info = commands.add_parser("info", help="whose memory it is, and of what text", allow_abbrev=False)
     info.add_argument("file", help="a memory file")
-    info.add_argument("--text", metavar="FILE", help="also say whether this is the text that was read")
-    info.add_argument("--json", action="store_true", help="print JSON")
+    info.add_argument(
+        "--text",
+        metavar="FILE",
+        help="also check that this is the text that was read (- is standard input); exit code 1 if not",
+    )
+    add_json(info)
     diff = commands.add_parser("diff", help="how far two memories are apart, per layer", allow_abbrev=False)
     diff.add_argument("a", help="a memory file")
     diff.add_argument("b", help="another, of the same model")
-    diff.add_argument("--json", action="store_true", help="print JSON")
+    add_json(diff)
+    rewind = commands.add_parser("rewind", help="set a memory back to a checkpoint of its trail", allow_abbrev=False)
+    rewind.add_argument("file", help="a memory file")
+    rewind.add_argument("--to", type=int, metavar="POSITION", help="tokens at the checkpoint (default: list them)")
+    rewind.add_argument("--out", type=Path, metavar="FILE", help="keep the file, and write the earlier memory here")
+    rewind.set_defaults(json=None)
 
 
 def run(args: argparse.Namespace) -> int:
-    return _info(args) if args.command == "info" else _diff(args)
+    check_outputs(args, "json")
+    return {"info": _info, "diff": _diff, "rewind": _rewind}[args.command](args)
 
 
 def _info(args: argparse.Namespace) -> int:
@@ -29,14 +43,14 @@ def _info(args: argparse.Namespace) -> int:
     file = read_memory_file(args.file)
     facts = describe(file)
     if args.text:
-        facts["is memory of the text"] = _hash_of(args.text) == file.text_hash
-    if args.json:
-        print(json.dumps(facts, indent=1))
-        return 0
+        facts["is_memory_of_text"] = _hash_of(args.text) == file.text_hash
+    give_json(args, facts)
     width = max(map(len, facts))
-    for name, value in facts.items():
+    for name, value in facts.items() if args.json != "-" else ():
         shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
-        print(f"{name:{width}}  {shown}")
+        print(f"{name.replace('_', ' '):{width}}  {shown}")
+    if args.text and not facts["is_memory_of_text"]:
+        raise FileFormatError(f"'{args.file}' is the memory of another text than '{args.text}'")
     return 0
 
 
@@ -56,12 +70,25 @@ def _diff(args: argparse.Namespace) -> int:
 
     a, b = read_memory_file(args.a), read_memory_file(args.b)
     rows = difference(a, b)
-    if args.json:
-        facts = {"tokens": [a.tokens, b.tokens], "same_text": a.text_hash == b.text_hash}
-        print(json.dumps(facts | {"layers": [asdict(row) for row in rows]}, indent=1))
+    facts = {"tokens": [a.tokens, b.tokens], "same_text": a.text_hash == b.text_hash}
+    give_json(args, facts | {"layers": [asdict(row) for row in rows]})
+    if args.json == "-":
         return 0
     print(f"{a.tokens:,} and {b.tokens:,} tokens; the texts are {'' if a.text_hash == b.text_hash else 'not '}the same")
-    print(f"{'layer':>5}  {'what':14} {'largest':>10} {'relative':>10} {'cosine':>8}")
-    for row in rows:
-        print(f"{row.layer:>5}  {row.what:14} {row.largest:>10.3g} {row.relative:>10.3g} {row.cosine:>8.4f}")
+    numbers = ([str(r.layer), r.what, f"{r.largest:.3g}", f"{r.relative:.3g}", f"{r.cosine:.4f}"] for r in rows)
+    print_table(["layer", "what", "largest", "relative", "cosine"], numbers)
+    return 0
+
+
+def _rewind(args: argparse.Namespace) -> int:
+    from block_recurrent.inference.trail import locked, places_of, rewind
+
+    path = Path(args.file)
+    if args.to is None:
+        for place in places_of(path):
+            print(f"{place.position:>12,}")
+        return 0
+    with locked(path.parent):
+        rewind(path, args.to, args.out or path)
+    print(f"'{args.out or path}' stands at {args.to:,} tokens")
     return 0

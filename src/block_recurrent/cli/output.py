@@ -1,29 +1,63 @@
-"""What commands give out: tables on the terminal and in Markdown, and files of text."""
+"""What is the same in every command that gives something out: `--json`, `--overwrite`, notes, and sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from block_recurrent.errors import DataError
-
-
-def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns as wide as they need to be: the first to the left, numbers to the right."""
-    table = [list(head), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
-        first, *others = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        print("  ".join([first.strip().ljust(widths[0]), *others]).rstrip())
+from block_recurrent.errors import ConfigError, DataError, printable
+from block_recurrent.io.output import write_file
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def print_notes(notes: Iterable[str]) -> None:
+    """What a user should know, beside the output."""
+    for note in notes:
+        print(f"brt: note: {printable(note)}", file=sys.stderr)
 
 
-def write_text(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"can't write '{path}': {error.strerror or error}") from None
+def size(count: float) -> str:
+    """Bytes in the unit that suits them."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:,.1f} {name}"
+    return f"{count:,.0f} bytes"
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """`--json` means the same in every command."""
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write JSON to FILE; '-' or no FILE: print it, and no text"
+    )
+    add_overwrite(parser)
+
+
+def add_overwrite(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--overwrite", action="store_true", help="replace output files that exist")
+
+
+def give_json(args: argparse.Namespace, value: Any) -> None:
+    """To where `--json` says, if it was given."""
+    text = json.dumps(value, indent=1, default=str) if args.json else ""
+    if args.json == "-":
+        print(text)
+    elif args.json:
+        write_file(Path(os.path.realpath(args.json)), text + "\n")
+
+
+def check_outputs(args: argparse.Namespace, *names: str) -> None:
+    """Before the work begins: an error if a file of these arguments can't be written, or would replace another."""
+    for path in (Path(value) for name in names if (value := getattr(args, name, None)) and value != "-"):
+        parent = path.absolute().parent
+        if path.is_dir():
+            raise DataError(f"'{path}' can't be written: it is a directory")
+        if path.is_file() and not args.overwrite:
+            raise ConfigError(f"'{path}' exists: give --overwrite to replace it, or another name")
+        if not parent.is_dir():
+            raise DataError(f"'{path}' can't be written: there is no folder '{path.parent}'")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise DataError(f"'{path}' can't be written: directory '{path.parent}' is not writable")

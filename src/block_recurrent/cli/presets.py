@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 
 from block_recurrent.accounting import cost_of
+from block_recurrent.cli.output import add_json, check_outputs, give_json
+from block_recurrent.io.output import print_table
 from block_recurrent.presets import DEFAULT_VOCAB_SIZE, SIZES, SYSTEMS, preset
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", help=f"only this system: {', '.join(SYSTEMS)}")
     parser.add_argument("--size", help=f"only this size: {', '.join(SIZES)}")
-    parser.add_argument("--vocab-size", type=int, default=DEFAULT_VOCAB_SIZE, help="V (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON, a list of objects")
+    parser.add_argument("--vocab-size", type=int, default=DEFAULT_VOCAB_SIZE, help="V")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    check_outputs(args, "json")
     rows = []
     for system in [args.system] if args.system else SYSTEMS:
         for size in [args.size] if args.size else SIZES:
             cost = cost_of(preset(system, size, vocab_size=args.vocab_size))
             rows.append({"system": system, "size": size, **dataclasses.asdict(cost)})
-    if args.json:
-        print(json.dumps(rows, indent=1))
+    give_json(args, rows)
+    if args.json == "-":
         return 0
-    print(f"{'system':22} {'size':6} {'parameters':>11} {'non-embedding':>14} {'FLOPs/token':>12} {'memory/lane':>12}")
-    for row in rows:
-        print(
-            f"{row['system']:22} {row['size']:6} {_short(row['parameters']):>11} "
-            f"{_short(row['non_embedding_parameters']):>14} {_short(row['flops_per_token']):>12} "
-            f"{row['memory_bytes'] / 2**20:>8.2f} MiB"
-        )
+    head = ["system", "size", "parameters", "non-embedding", "FLOPs/token", "memory/lane"]
+    keys = ("parameters", "non_embedding_parameters", "flops_per_token")
+    print_table(
+        head,
+        (
+            [row["system"], row["size"], *(_short(row[key]) for key in keys), f"{row['memory_bytes'] / 2**20:.2f} MiB"]
+            for row in rows
+        ),
+    )
     print(f"\nvocabulary {args.vocab_size}; FLOPs of a training step, logits included; memory in float32")
     return 0
 

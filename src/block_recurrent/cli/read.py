@@ -8,24 +8,35 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from block_recurrent.errors import DataError
+from block_recurrent.cli.output import add_overwrite, print_notes, size
+from block_recurrent.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from block_recurrent.inference.session import Session
+    from block_recurrent.inference.trail import Trail
+
+INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
-    parser.add_argument("text", nargs="+", help="UTF-8 text files, read one after the other as one document")
+    parser.add_argument(
+        "text", nargs="+", help="UTF-8 text files, read one after the other as one document; - is standard input"
+    )
     parser.add_argument("--memory", required=True, metavar="FILE", help="the memory file to write")
-    parser.add_argument("--from", dest="earlier", metavar="FILE", help="go on from this memory file")
+    parser.add_argument("--from", dest="earlier", metavar="FILE", help="start from this memory file")
+    add_overwrite(parser)
+    parser.add_argument("--trail", type=int, default=0, metavar="N", help="keep N checkpoints on the way (default: 0)")
+    parser.add_argument(
+        "--trail-every", type=int, default=65536, metavar="N", help="tokens between them, at least (default: 65536)"
+    )
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model: the same for every command that reads or writes."""
     parser.add_argument("run", help="a run's folder, or one of its checkpoints")
-    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder (default: last)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default: auto)")
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ...")
     add_weights_argument(parser)
 
 
@@ -34,7 +45,7 @@ def add_weights_argument(parser: argparse.ArgumentParser) -> None:
         "--weights",
         choices=("float32", "bfloat16", "int8"),
         default="float32",
-        help="precision of the weights: smaller ones decode faster and predict a little worse (default: float32)",
+        help="precision of the weights: smaller ones decode faster and predict a little worse",
     )
     parser.add_argument("--int8", dest="weights", action="store_const", const="int8", help="the same as --weights int8")
 
@@ -44,35 +55,64 @@ def open_session(args: argparse.Namespace, memory: str | None) -> Session:
     from block_recurrent.inference.open_session import session_of_run
 
     session, notes = session_of_run(args.run, args.checkpoint, args.device, args.weights, memory)
-    for note in notes:
-        print(f"brt: note: {note}", file=sys.stderr)
+    print_notes(notes)
     return session
 
 
-def run(args: argparse.Namespace) -> int:
+def check_memory_target(path: str, source: str | None, overwrite: bool) -> None:
+    """An error if a memory can't be written there; only the file that is started from is replaced without asking."""
     from block_recurrent.inference.session_file import check_target
-    from block_recurrent.inference.text_input import read_text
 
-    check_target(Path(args.memory))
+    check_target(Path(path))
+    if Path(path).exists() and not overwrite and not (source and Path(path).samefile(source)):
+        raise ConfigError(f"memory file '{path}' exists: give --overwrite to replace it, or another name")
+
+
+def run(args: argparse.Namespace) -> int:
+    from block_recurrent.inference.session_file import save_session
+
+    if args.trail < 0 or args.trail_every < 1:
+        raise ConfigError("--trail must be at least 0, and --trail-every at least 1")
+    check_memory_target(args.memory, args.earlier, args.overwrite)
     _check_texts(args.text)
     session = open_session(args, args.earlier)
     began, start = time.perf_counter(), session.position
-    for path in args.text:
-        for piece in read_text(path):
-            session.read(piece)
+    trail, stopped = _read(session, args)
     seconds, count = time.perf_counter() - began, session.position - start
-    session.save(args.memory)
-    size = Path(args.memory).stat().st_size
+    save_session(session, Path(args.memory), trail.to_notes())
     print(
         f"read {count:,} tokens in {seconds:.1f} s ({count / max(seconds, 1e-9):,.0f} tokens/s), {session.position:,} "
-        f"in all; the memory is in '{args.memory}' ({size / 2**20:.1f} MiB)"
+        f"in all; the memory is in '{args.memory}' ({size(Path(args.memory).stat().st_size)})"
     )
-    return 0
+    if stopped is None:
+        return 0
+    print(f"stopped: to go on, read the text from byte {stopped:,} with --from '{args.memory}'", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _read(session: Session, args: argparse.Namespace) -> tuple[Trail, int | None]:
+    """Read the texts; returns the checkpoints on the way, and None, or if it was stopped by Ctrl-C, how many bytes have
+    been read. The session stands between two pieces then."""
+    from block_recurrent.inference.text_input import read_text
+    from block_recurrent.inference.trail import Trail, save_checkpoint
+
+    before = len(session.state.held) + session.state.text.length
+    trail, last = Trail(), session.position
+    try:
+        for path in args.text:
+            for piece in read_text(path):
+                session.read(piece)
+                if args.trail and session.position - last >= args.trail_every:
+                    trail = trail.add(save_checkpoint(session, Path(args.memory).parent), args.trail)
+                    last = session.position
+    except KeyboardInterrupt:
+        return trail, len(session.state.held) + session.state.text.length - before
+    return trail, None
 
 
 def _check_texts(paths: list[str]) -> None:
     """A wrong name is found before hours of reading, not after."""
-    for path in paths:
+    for path in (path for path in paths if path != "-"):
         if not Path(path).is_file():
             raise DataError(f"there is no text file '{path}'")
         if Path(path).stat().st_size == 0:

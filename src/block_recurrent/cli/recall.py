@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from block_recurrent.cli.output import write_text
 from block_recurrent.errors import ConfigError, DataError
+from block_recurrent.io.output import write_json
 from block_recurrent.presets import SIZES, SYSTEMS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from block_recurrent.studies.recall_training import RecallProgress
-
-TOLD_EVERY = 100
+STOPPED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", default="rec-fixed-skip", help=f"what to train: {', '.join(SYSTEMS)}")
-    parser.add_argument("--against", default="slide-plus", help="a system to hold it against, or 'none' (slide-plus)")
-    parser.add_argument("--size", default="micro", help=f"how large: {', '.join(SIZES)} (default: micro)")
+    parser.add_argument("--against", default="slide-plus", help="a system to hold it against, or 'none'")
+    parser.add_argument("--size", default="micro", help=f"how large: {', '.join(SIZES)}")
     parser.add_argument("--out", required=True, metavar="DIR", type=Path, help="folder of runs, documents and plots")
-    parser.add_argument("--names", type=int, default=16, help="names to choose from (default: 16, chance 4 bits)")
-    parser.add_argument("--distance", type=int, default=2048, help="the longest distance, in tokens (default: 2048)")
-    parser.add_argument("--documents", type=int, default=64, help="documents to measure on (default: 64)")
-    parser.add_argument("--steps", type=int, default=2000, help="updates at most (default: 2000)")
-    parser.add_argument("--lr", type=float, default=3e-3, help="learning rate (default: 0.003)")
-    parser.add_argument("--gate-rate", type=float, default=10.0, help="times the rate for gate biases (default: 10)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and documents (default: 0)")
-    parser.add_argument("--threads", type=int, default=1, help="processor threads; micro models gain nothing by 2 (1)")
+    parser.add_argument("--names", type=int, default=16, help="names to choose from (16: chance is 4 bits)")
+    parser.add_argument("--distance", type=int, default=2048, help="the longest distance, in tokens")
+    parser.add_argument("--documents", type=int, default=64, help="documents to measure on")
+    parser.add_argument("--steps", type=int, default=2000, help="updates at most")
+    parser.add_argument("--lr", type=float, default=3e-3, help="learning rate")
+    parser.add_argument("--gate-rate", type=float, default=10.0, help="times the rate for gate biases")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and documents")
+    parser.add_argument("--threads", type=int, default=1, help="processor threads; micro models gain nothing by 2")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,14 +35,14 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from block_recurrent.analysis.plots import has_matplotlib, write_chart
+    from block_recurrent.studies.curriculum import RecallTraining
     from block_recurrent.studies.recall import RecallSettings, recall_study
     from block_recurrent.studies.recall_report import describe_recall, recall_chart
-    from block_recurrent.studies.recall_training import RecallTraining
 
     torch.set_num_threads(args.threads)
     training = RecallTraining(
         steps=args.steps,
-        settle=min(RecallTraining.settle, max(1, args.steps // 3)),
+        cooldown=min(RecallTraining.cooldown, max(1, args.steps // 3)),
         learning_rate=args.lr,
         gate_rate=args.gate_rate,
         longest=args.distance,
@@ -65,10 +58,13 @@ def run(args: argparse.Namespace) -> int:
         training=training,
     )
     try:
-        found = recall_study(settings, args.out, _teller())
+        found = recall_study(settings, args.out)
     except OSError as error:
         raise DataError(f"can't write to '{args.out}': {error.strerror or error}") from None
-    write_text(args.out / "recall.json", json.dumps(found, indent=1) + "\n")
+    if found is None:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return STOPPED
+    write_json(args.out / "recall.json", found)
     print(describe_recall(found))
     written = ["recall.json", "recall.html"]
     write_chart(args.out / "recall.html", recall_chart(found))
@@ -77,19 +73,3 @@ def run(args: argparse.Namespace) -> int:
         written.append("recall.png")
     print(f"wrote {', '.join(written)} in {args.out}; runs and documents are there too, for 'brt compare'")
     return 0
-
-
-def _teller() -> Callable[[str, RecallProgress], None]:
-    """Says every so often how training goes, on stderr."""
-
-    def tell(system: str, progress: RecallProgress) -> None:
-        if progress.step % TOLD_EVERY:
-            return
-        keep = "" if progress.keep is None else f", gates keep {progress.keep:.3f}"
-        print(
-            f"{system}: step {progress.step}, documents up to {progress.longest} tokens, {progress.near_bits:.2f} bits "
-            f"near, {progress.far_bits:.2f} far{keep}, {progress.seconds:.0f} s",
-            file=sys.stderr,
-        )
-
-    return tell

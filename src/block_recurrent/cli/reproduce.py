@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-from block_recurrent.cli.output import markdown, print_table, write_text
 from block_recurrent.errors import ConfigError
+from block_recurrent.io.output import markdown, print_table, write_file, write_json
 from block_recurrent.presets import SIZES, preset
 from block_recurrent.run_config import check_keys, parse_settings
 from block_recurrent.studies.paper_tables import TABLES
@@ -30,15 +29,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", nargs="+", required=True, metavar="DIR", help="a prepared folder (several: vocabularies)"
     )
-    parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)} (tiny)")
-    parser.add_argument("--budget", type=float, default=20.0, metavar="MINUTES", help="of training, for each run (20)")
+    parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)}")
     parser.add_argument(
-        "--seeds", type=int, default=1, metavar="N", help="runs of each model; more can follow later (1)"
+        "--budget",
+        type=float,
+        default=20.0,
+        metavar="MINUTES",
+        help="of training, for each run; validation and scoring come on top",
     )
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each model; more can follow later")
     parser.add_argument(
-        "--systems", metavar="A,B", help="only these systems of the table; others can follow later (all)"
+        "--systems", metavar="A,B", help="only these systems of the table; others can follow later (default: all)"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the study's folder (runs/TABLE-SIZE)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the study's folder (default: runs/TABLE-SIZE)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="for all runs (repeatable)"
     )
@@ -61,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     study = Study(args.table, args.size, tuple(args.data), out, args.budget, seeds, settings=settings, systems=systems)
     found = reproduce(study, lambda text: print(f"\n{text}", file=sys.stderr))
     if found is None:
-        print("stopped; the same command goes on", file=sys.stderr)
+        print("stopped; rerun the same command to resume", file=sys.stderr)
         return STOPPED
     _write_results(out, args.table, found, summary(found))
     if not args.no_report:
@@ -77,9 +80,9 @@ def _write_results(out: Path, table: str, found: dict[str, Any], lines: tuple[li
     print(NOTE)
     command = shlex.join(["brt", *sys.argv[1:]])
     result = {"command": command, **found, "machine": machine(), "versions": versions()}
-    write_text(out / f"{table}.json", json.dumps(result, indent=1) + "\n")
+    write_json(out / f"{table}.json", result)
     text = f"`{command}`: {found['steps']} steps a run.\n\n{markdown(head, rows)}\n{NOTE}\n"
-    write_text(out / f"{table}.md", text)
+    write_file(out / f"{table}.md", text)
     print(f"wrote {table}.json and {table}.md in {out}")
     _curves(out, table, found)
 
@@ -100,4 +103,4 @@ def _report(args: argparse.Namespace, out: Path, found: dict[str, Any]) -> None:
 
     runs = [out / "runs" / f"{system}-seed0" for system in COMPARED]
     if all(run.is_dir() for run in runs):
-        dispatch(["compare", *map(str, runs), "--data", args.data[0], "--out", str(out / "report")])
+        dispatch(["compare", *map(str, runs), "--data", args.data[0], "--out", str(out / "report"), "--overwrite"])

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import json
 
+from block_recurrent.cli.output import add_json, check_outputs, give_json
 from block_recurrent.cli.read import add_run_arguments, open_session
-from block_recurrent.errors import DataError
+from block_recurrent.errors import ConfigError, DataError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--memory", metavar="FILE", help="the memory to start from (default: nothing read)")
-    parser.add_argument("--text", required=True, metavar="FILE", help="the UTF-8 text to score")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("text", nargs="?", metavar="TEXT", help="the UTF-8 text file to score; - is standard input")
+    parser.add_argument("--text", dest="text_option", metavar="FILE", help="the same")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from block_recurrent.inference.text_input import read_text
 
-    text = "".join(read_text(args.text))
+    if (args.text is None) == (args.text_option is None):
+        raise ConfigError("give one text to score: brt score RUN TEXT")
+    check_outputs(args, "json")
+    name = args.text or args.text_option
+    text = "".join(read_text(name))
     if not text:
-        raise DataError(f"'{args.text}' is empty: there is nothing to score")
+        raise DataError(f"'{name}' is empty: there is nothing to score")
     session = open_session(args, args.memory)
     scored = session.score(text)
     result = {
@@ -32,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
         "bits_per_byte": scored.bits / scored.bytes,
         "position": session.position,
     }
-    if args.json:
-        print(json.dumps(result))
+    give_json(args, result)
+    if args.json == "-":
         return 0
     print(
         f"{scored.bits:,.2f} bits for {scored.tokens:,} tokens ({scored.bytes:,} bytes): "

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from block_recurrent.cli.data import SOURCES, add_shares, add_unit
+from block_recurrent.cli.output import add_overwrite, check_outputs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,11 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument("sources", nargs="+", metavar="SOURCE", help=SOURCES)
     train.add_argument("--vocab-size", type=int, required=True, metavar="N", help="pieces, 512 to 131072")
     train.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
+    add_overwrite(train)
     add_unit(train)
     add_shares(train)
 
 
 def run(args: argparse.Namespace) -> int:
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    check_outputs(args, "out")
     from block_recurrent.data.tokenizers.training import save_tokenizer, train_tokenizer
 
     tokenizer = train_tokenizer(args.sources, args.vocab_size, args.unit, args.validation, args.test)

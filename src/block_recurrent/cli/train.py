@@ -13,6 +13,7 @@ from block_recurrent.presets import SIZES, SYSTEMS
 from block_recurrent.run_config import (
     DTYPES,
     PARALLEL,
+    SECTIONS,
     RunConfig,
     check_keys,
     merge,
@@ -22,6 +23,7 @@ from block_recurrent.run_config import (
 )
 
 STOPPED = 130
+_BY_PRESET = ("train.steps", "train.lanes", "train.save_every", "eval.every", "eval.tokens", "schedule.learning_rate")
 
 # Flags that are short for a key of the configuration: flag -> (section.key, type, help).
 _SHORT: dict[str, tuple[str, type, str]] = {
@@ -30,6 +32,7 @@ _SHORT: dict[str, tuple[str, type, str]] = {
     "--seed": ("train.seed", int, "of weights, dropout and the documents' order"),
     "--bptt": ("train.bptt", int, "segments that gradients flow through"),
     "--accumulate": ("train.accumulate", int, "groups of lanes worked on one after the other"),
+    "--lr": ("schedule.learning_rate", float, "learning rate"),
     "--clip": ("train.clip", float, "largest norm of the gradient; 0 is none"),
     "--save-every": ("train.save_every", int, "steps between checkpoints"),
     "--keep": ("train.keep", int, "newest checkpoints that stay"),
@@ -44,23 +47,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", help=f"what kind of model: {', '.join(SYSTEMS)}")
     parser.add_argument("--size", help=f"how large: {', '.join(SIZES)}")
     parser.add_argument("--data", help="a folder made by 'brt data prepare'")
-    parser.add_argument("--out", help="the run's folder; the same command again goes on in it")
+    parser.add_argument("--out", help="the run's folder; 'brt train --out RUN' alone resumes it")
     parser.add_argument("--config", metavar="FILE", help="a TOML file, such as the config.toml of a run")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any setting (repeatable)"
     )
-    parser.add_argument("--resume", default="auto", help="auto, never, must, or a checkpoint's folder (default: auto)")
+    parser.add_argument("--resume", default="auto", help="auto, never, must, or a checkpoint's folder")
     parser.add_argument(
         "--dry-run", action="store_true", help="print configuration and cost, make one step, write nothing"
     )
     for flag, (key, kind, text) in _SHORT.items():
-        parser.add_argument(flag, type=kind, metavar=kind.__name__.upper(), help=f"{text} ({key})")
+        parser.add_argument(
+            flag, type=kind, metavar=kind.__name__.upper(), help=f"{text} ({key}; default: {_default(key)})"
+        )
     parser.add_argument("--dtype", choices=DTYPES, help="of the computation (train.dtype)")
     parser.add_argument("--parallel", choices=PARALLEL, help="under torchrun: copies or shards (train.parallel)")
+    parser.add_argument(
+        "--deterministic",
+        action=argparse.BooleanOptionalAction,
+        help="the same bits each time, on GPUs too (train.deterministic)",
+    )
+    parser.add_argument(
+        "--tf32", action=argparse.BooleanOptionalAction, help="float32 products in TF32 on GPUs (train.tf32)"
+    )
     parser.add_argument("--compile", action="store_true", default=None, help="torch.compile (train.compile)")
     parser.add_argument(
-        "--checkpoint-activations", action="store_true", default=None, help="less memory, more time (train.…)"
+        "--checkpoint-activations",
+        action="store_true",
+        default=None,
+        help="less memory, more time (train.checkpoint_activations)",
     )
+
+
+def _default(key: str) -> str:
+    section, _, name = key.partition(".")
+    if key in _BY_PRESET:
+        return "by system and size"
+    return str(getattr(SECTIONS[section], name)) or "none"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,22 +94,28 @@ def run(args: argparse.Namespace) -> int:
         dry_run(config)
         return 0
     if not args.out:
-        raise ConfigError("--out is missing: say where the run is to be")
+        raise ConfigError("--out is missing: name the run's folder")
     from block_recurrent.train.loop import train
 
     try:
         finished = train(config, Path(args.out), args.resume)
     except KeyboardInterrupt:
-        print(f"to go on from the last checkpoint: {_command()}", file=sys.stderr)
+        print(f"to resume from the last checkpoint: {_command()}", file=sys.stderr)
         raise
     if not finished:
-        print(f"to go on: {_command()}", file=sys.stderr)
+        print(f"to resume: {_command()}", file=sys.stderr)
     return 0 if finished else STOPPED
 
 
 def resolve_config(args: argparse.Namespace) -> RunConfig:
-    """Default < preset < file < flags. No torch is needed to find out that something is wrong."""
+    """Default < preset < file < flags. No torch is needed to find out that something is wrong.
+
+    A run that is there, and nothing that says what it is: its own configuration.
+    """
+    own = Path(args.out, "config.toml") if args.out and not (args.system or args.size or args.config) else None
     file = read_toml(args.config) if args.config else {}
+    if own is not None and own.is_file():
+        file = read_toml(own, sealed=True)
     check_keys(file)
     given = merge(file, _flags(args))
     check_keys(given)
@@ -106,6 +135,8 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
         "--data": "data.path",
         "--dtype": "train.dtype",
         "--parallel": "train.parallel",
+        "--deterministic": "train.deterministic",
+        "--tf32": "train.tf32",
         "--compile": "train.compile",
         "--checkpoint-activations": "train.checkpoint_activations",
     }

@@ -1,14 +1,14 @@
-"""`brt write`: write on from a memory, a prompt, or nothing."""
+"""`brt write`: generate from a memory, a prompt, or nothing."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from block_recurrent.cli.read import add_run_arguments, open_session
+from block_recurrent.cli.output import add_overwrite, check_outputs
+from block_recurrent.cli.read import INTERRUPTED, add_run_arguments, check_memory_target, open_session
 from block_recurrent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,14 +32,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--memory", metavar="FILE", help="the memory to start from (default: nothing read)")
     parser.add_argument("--prompt", metavar="TEXT", help="text to read first")
-    parser.add_argument("--prompt-file", metavar="FILE", help="UTF-8 file to read first, of any length")
-    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="tokens to write (default: 256)")
+    parser.add_argument(
+        "--prompt-file", metavar="FILE", help="UTF-8 file to read first, of any length; - is standard input"
+    )
+    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="tokens to write")
     for flag, (kind, text) in _SAMPLING.items():
         parser.add_argument(flag, type=kind, metavar=kind.__name__.upper(), help=text)
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text (repeatable)")
     parser.add_argument("--go-on", action="store_true", help="never choose the document mark: write all --tokens")
     parser.add_argument("--log-probs", metavar="FILE", help="write every token with its log-probability, as JSON lines")
     parser.add_argument("--save", metavar="FILE", help="keep the memory after writing")
+    add_overwrite(parser)
     parser.add_argument("--interactive", action="store_true", help="type, and it continues; /help lists what there is")
 
 
@@ -55,15 +58,19 @@ def run(args: argparse.Namespace) -> int:
         from block_recurrent.inference.interactive import Conversation
 
         return Conversation(session, args.tokens, sampling).run()
-    if args.log_probs:
-        _write_with_log_probs(session, args, sampling)
-    else:
-        for piece in session.write(args.tokens, sampling):
-            print(piece, end="", flush=True)
+    stopped = False
+    try:
+        if args.log_probs:
+            _write_with_log_probs(session, args, sampling)
+        else:
+            for piece in session.write(args.tokens, sampling):
+                print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        stopped = True  # what was written so far stays, and is saved
     print()
     if args.save:
         session.save(args.save)
-    return 0
+    return INTERRUPTED if stopped else 0
 
 
 def _sampling(args: argparse.Namespace) -> Sampling:
@@ -83,12 +90,9 @@ def _check_paths(args: argparse.Namespace) -> None:
         raise ConfigError("--prompt and --prompt-file are both given: give one of them")
     if args.log_probs and (args.interactive or (args.beams or 1) > 1):
         raise ConfigError("--log-probs goes with neither --interactive nor --beams")
-    if args.log_probs and not Path(args.log_probs).absolute().parent.is_dir():
-        raise ConfigError(f"'{args.log_probs}' can't be written: its folder does not exist")
+    check_outputs(args, "log_probs")
     if args.save:
-        from block_recurrent.inference.session_file import check_target
-
-        check_target(Path(args.save))
+        check_memory_target(args.save, args.memory, args.overwrite)
 
 
 def _read_prompt(session: Session, args: argparse.Namespace) -> None:
@@ -107,6 +111,7 @@ def _write_with_log_probs(session: Session, args: argparse.Namespace, sampling: 
             for written in session.write_tokens(args.tokens, sampling):
                 file.write(json.dumps({"token": written.token, "log_prob": written.log_prob, "text": written.text}))
                 file.write("\n")
+                file.flush()
                 print(written.text, end="", flush=True)
     except BrokenPipeError:
         raise

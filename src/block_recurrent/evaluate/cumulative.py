@@ -6,16 +6,15 @@ number of such documents.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-EXACT_POSITIONS = 4096
-"""Up to here the curve has every position."""
-GRID_POSITIONS = 2048
-"""Beyond, so many positions: a curve of 200,000 points shows no more than this."""
+EXACT_POSITIONS = 4096  # up to here the curve has every position
+GRID_POSITIONS = 2048  # beyond, so many positions: a curve of 200,000 points shows no more than this
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,15 @@ class CumulativeCurve:
         reached = self._documents > 0
         positions, documents = self.positions[reached], self._documents[reached]
         return Curve(positions, self._totals[reached] / (positions * documents), documents)
+
+
+def curve_of(bits: Sequence[NDArray[np.float32]]) -> Curve:
+    """The curve of whole documents."""
+    curve = CumulativeCurve(np.array(list(map(len, bits)), np.int64))
+    for document, values in enumerate(bits):
+        if len(values):
+            curve.add(document, 0, values.astype(np.float64))
+    return curve.curve()
 
 
 def grid_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

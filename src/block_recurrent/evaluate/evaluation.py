@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,31 +12,33 @@ import numpy as np
 from block_recurrent.data import Corpus, DocumentInfo
 from block_recurrent.errors import DataError
 from block_recurrent.evaluate.cumulative import CumulativeCurve, Curve
-from block_recurrent.evaluate.measures import DEFINITIONS, Score, bootstrap, published_words, score_of, total
+from block_recurrent.evaluate.measures import (
+    DEFINITIONS,
+    FEW_DOCUMENTS,
+    Score,
+    bootstrap,
+    published_words,
+    score_of,
+    total,
+)
 from block_recurrent.evaluate.scoring import DEFAULT_LANES, score
 from block_recurrent.evaluate.state_edits import StateEdit
-from block_recurrent.evaluate.token_losses import token_losses
+from block_recurrent.evaluate.token_losses import TokenLosses
 from block_recurrent.inference.engine import Engine
+from block_recurrent.io.progress import Progress
 from block_recurrent.model.language_model import BlockRecurrentLM
-
-Progress = Callable[[int, int], None]  # tokens scored so far, and in all
 
 
 @dataclass(frozen=True)
 class EvalSettings:
-    """How to score; none of it changes a number."""
+    """How to score, and what. Lanes and chunk change no number."""
 
     lanes: int = DEFAULT_LANES
-    chunk: int | None = None
-    """Tokens of a call per lane; None: whole segments, as many as suit."""
-    per_token: Path | None = None
-    """A file for the loss of every token."""
-    words: str = "auto"
-    """auto, counted or pg19: see `published_words`."""
-    names: tuple[str, ...] = ()
-    """Documents to score; none named: the whole split."""
-    edit: StateEdit | None = None
-    """An experiment on the recurrent state; this one does change numbers."""
+    chunk: int | None = None  # tokens of a call per lane; None: whole segments, as many as suit
+    per_token: Path | None = None  # a file for the loss of every token
+    words: str = "auto"  # auto, counted or pg19: see `published_words`
+    names: tuple[str, ...] = ()  # documents to score; none named: the whole split
+    edit: StateEdit | None = None  # an experiment on the recurrent state
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Evaluation:
             "split": self.split,
             **whole,
             "intervals_95": self.intervals,
+            "few_documents": len(self.documents) < FEW_DOCUMENTS,
             "words_source": self.words_source,
             "unknown_share": self.unknown_share,
             "lost_share": self.lost_share,
@@ -90,19 +91,17 @@ def evaluate_split(
     words = published_words(corpus, split, settings.words) if whole_split else None
     bits = np.zeros(len(texts))
     curve = CumulativeCurve(np.array([len(text) for text in texts], np.int64))
-    done, all_tokens, began = 0, sum(map(len, texts)), time.perf_counter()
-    with token_losses(settings.per_token, [info.name for info in infos], texts) as losses:
-        for piece in score(model, texts, settings.lanes, settings.chunk, settings.edit):
-            piece_bits = piece.nats.astype(np.float64) / math.log(2)
-            bits[piece.document] += piece_bits.sum()
-            curve.add(piece.document, piece.start, piece_bits)
-            if losses is not None:
-                losses.add(piece.document, piece.start, piece_bits)
-            done += len(piece_bits)
-            if progress:
-                progress(done, all_tokens)
+    began = time.perf_counter()
+    path = settings.per_token
+    losses = TokenLosses(path, [info.name for info in infos], texts) if path else None
+    for piece in score(model, texts, settings.lanes, settings.chunk, settings.edit, progress):
+        bits[piece.document] += piece.bits.sum()
+        curve.add(piece.document, piece.start, piece.bits)
+        if losses:
+            losses.add(piece.document, piece.start, piece.bits)
+    if losses:
+        losses.write()
     seconds = time.perf_counter() - began
-    assert done == all_tokens, "every token is scored once"
     scores = tuple(score_of(info, float(b)) for info, b in zip(infos, bits, strict=True))
     return Evaluation(
         split=split,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from block_recurrent.evaluate.scoring import DEFAULT_LANES, score
-from block_recurrent.evaluate.state_edits import StateEdit
+from block_recurrent.evaluate.scoring import bits_of
 from block_recurrent.model.language_model import BlockRecurrentLM
 
 Floats = NDArray[np.float64]
@@ -37,8 +36,7 @@ PRIOR = np.concatenate([[0.5], np.full(15, 0.5 / 15)])
 COUNT_CLASS = np.array([int(count).bit_length() for count in range(33)])
 """Of a count up to 32: 0, 1, 2-3, 4-7, 8-15, 16-31, 32 and more."""
 CONTEXTS = 4 * (int(COUNT_CLASS[-1]) + 1)
-MOST_BITS = 100.0
-"""A token that costs the model more counts as this many: its inverse probability is a float32."""
+MOST_BITS = 100.0  # A token that costs the model more counts as this many: its inverse probability is a float32
 KINDS = ("unigram", "bigram")
 
 DEFINITIONS = {
@@ -79,11 +77,9 @@ class Band:
     label: str
     low: int
     high: int | None
-    unigram: float
-    """Bits per token."""
+    unigram: float  # bits per token
     bigram: float
-    unigram_hits: float
-    """Share of all tokens that the cache has a count of."""
+    unigram_hits: float  # share of all tokens that the cache has a count of
     bigram_hits: float
 
 
@@ -154,27 +150,11 @@ def headroom_of(documents: Iterable[NDArray[Any]], bits: Iterable[NDArray[Any]],
     return headroom
 
 
-def measure_headroom(
-    model: BlockRecurrentLM,
-    documents: Sequence[NDArray[Any]],
-    lanes: int = DEFAULT_LANES,
-    chunk: int | None = None,
-    edit: StateEdit | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Headroom:
-    """Score documents (arrays of tokens, without marks) and measure what a cache would still save."""
-    headroom = Headroom(model.config.window, model.config.window * model.config.num_layers)
-    done, whole = 0, sum(map(len, documents))
-    unfinished: dict[int, list[NDArray[np.float32]]] = {}
-    for piece in score(model, documents, lanes, chunk, edit):
-        unfinished.setdefault(piece.document, []).append(piece.nats)
-        tokens = documents[piece.document]
-        if piece.start + len(piece.nats) == len(tokens):
-            headroom.add(tokens, np.concatenate(unfinished.pop(piece.document)) / math.log(2))
-        done += len(piece.nats)
-        if progress:
-            progress(done, whole)
-    return headroom
+def measure_headroom(model: BlockRecurrentLM, documents: Sequence[NDArray[Any]], **options: Any) -> Headroom:
+    """Score documents (arrays of tokens, without marks; options as in `score`): what a cache would still save."""
+    window = model.config.window
+    bits = bits_of(model, documents, **options)
+    return headroom_of(documents, bits, window, window * model.config.num_layers)
 
 
 def taken(normal: Headroom, cleared: Headroom) -> dict[str, float]:

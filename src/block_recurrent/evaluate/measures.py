@@ -24,6 +24,8 @@ PG19_WORDS = {"test": 6_966_499, "validation": 3_007_061}
 PG19_DOCUMENTS = {"test": 100, "validation": 50}
 RESAMPLES = 10_000
 COVERAGE = 0.95
+FEW_DOCUMENTS = 5
+"""With fewer, an interval over documents says little: it is flagged."""
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,19 @@ number of lanes nor on where calls end (SPEC section 10), and what is held does 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from block_recurrent.config import ModelConfig
 from block_recurrent.errors import ConfigError
-from block_recurrent.evaluate.state_edits import Place, StateEdit
-from block_recurrent.inference.engine import Engine, engine_of
+from block_recurrent.evaluate.state_edits import LanePosition, StateEdit
+from block_recurrent.inference.engine import Engine, Scored
+from block_recurrent.io.progress import Progress
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 
@@ -31,27 +34,43 @@ class Piece(NamedTuple):
     """Losses of consecutive tokens of a document; the pieces of one document come in order."""
 
     document: int
-    start: int
-    """Index of its first token in the document."""
+    start: int  # index of its first token in the document
     nats: NDArray[np.float32]
+
+    @property
+    def bits(self) -> NDArray[np.float64]:
+        return self.nats.astype(np.float64) / math.log(2)
+
+
+class Scorer(Protocol):
+    """What scores: an `Engine`, or a module in training."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+    def score(
+        self, rows: list[NDArray[np.int64]], targets: list[NDArray[np.int64]], memory: DocumentMemory | None
+    ) -> Scored: ...
 
 
 def score(
-    model: BlockRecurrentLM | Engine,
+    model: BlockRecurrentLM | Scorer,
     documents: Sequence[NDArray[Any]],
     lanes: int = DEFAULT_LANES,
     chunk: int | None = None,
     edit: StateEdit | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Piece]:
     """Score documents (arrays of tokens, without marks). chunk: tokens of a call per lane; None: whole segments."""
-    engine = engine_of(model)
+    done, whole = 0, sum(map(len, documents))
+    scorer: Scorer = Engine(model) if isinstance(model, BlockRecurrentLM) else model
+    config = scorer.config
     if chunk is None:
-        segments = TOKENS_AT_ONCE // (engine.config.segment * max(1, min(lanes, len(documents))))
-        chunk = engine.config.segment * max(1, segments)
+        segments = TOKENS_AT_ONCE // (config.segment * max(1, min(lanes, len(documents))))
+        chunk = config.segment * max(1, segments)
     for name, value in (("lanes", lanes), ("chunk", chunk)):
         if value < 1:
             raise ConfigError(f"--{name} is {value}: it must be at least 1")
-    reading = _Reading(documents, lanes, engine.config.eos_token_id)
+    reading = _Reading(documents, lanes, config.eos_token_id)
     while reading.places:
         ends = [edit.next_border(p.position) if edit else p.position + chunk for p in reading.places]
         call = reading.next_call([min(chunk, end - p.position) for p, end in zip(reading.places, ends, strict=True)])
@@ -59,9 +78,12 @@ def score(
         if memory is not None:
             memory = memory.restart([place.position == 0 for place in reading.places])
             memory = memory if edit is None else edit.apply(memory, reading.places)
-        scored = engine.score(call.tokens, call.targets, memory)
+        scored = scorer.score(call.tokens, call.targets, memory)
         for place, nats in zip(reading.places, scored.nats, strict=True):
             yield Piece(place.document, place.position, nats)
+            done += len(nats)
+            if progress:
+                progress(done, whole)
         reading.advance([len(nats) for nats in scored.nats], scored.memory)
 
 
@@ -78,15 +100,15 @@ class _Reading:
 
     documents: Sequence[NDArray[Any]]
     lanes: int
-    mark: int
-    places: list[Place] = field(default_factory=list)
+    eos_token_id: int
+    places: list[LanePosition] = field(default_factory=list)
     memory: DocumentMemory | None = None
 
     def __post_init__(self) -> None:
         # Longest first: lanes then end as close together as a simple rule can bring them.
         order = sorted(range(len(self.documents)), key=lambda i: -len(self.documents[i]))
         self._queue = [i for i in order if len(self.documents[i])][::-1]
-        self.places = [Place(self._queue.pop(), 0) for _ in range(min(self.lanes, len(self._queue)))]
+        self.places = [LanePosition(self._queue.pop(), 0) for _ in range(min(self.lanes, len(self._queue)))]
 
     def next_call(self, wanted: list[int]) -> _Call:
         """The next tokens of every lane, at most as many as wanted."""
@@ -97,7 +119,7 @@ class _Reading:
         for (document, position), length in zip(self.places, lengths, strict=True):
             text = self.documents[document][max(position - 1, 0) : position + length].astype(np.int64)
             if position == 0:  # the document mark comes before the first token
-                text = np.concatenate([[self.mark], text])
+                text = np.concatenate([[self.eos_token_id], text])
             call.tokens.append(text[:-1])
             call.targets.append(text[1:])
         return call
@@ -105,12 +127,22 @@ class _Reading:
     def advance(self, lengths: list[int], memory: DocumentMemory) -> None:
         """Move on; lanes whose document has ended take the next, or close."""
         moved = [
-            Place(p.document, p.position + length)
+            LanePosition(p.document, p.position + length)
             if p.position + length < len(self.documents[p.document])
-            else (Place(self._queue.pop(), 0) if self._queue else None)
+            else (LanePosition(self._queue.pop(), 0) if self._queue else None)
             for p, length in zip(self.places, lengths, strict=True)
         ]
         open_lanes = [lane for lane, place in enumerate(moved) if place is not None]
         self.places = [place for place in moved if place is not None]
         if open_lanes:
             self.memory = memory if len(open_lanes) == len(moved) else memory.select(open_lanes)
+
+
+def bits_of(
+    model: BlockRecurrentLM | Scorer, documents: Sequence[NDArray[Any]], **options: Any
+) -> list[NDArray[np.float32]]:
+    """The bits of every token, by document; options as in `score`."""
+    bits = [np.empty(len(document), np.float32) for document in documents]
+    for piece in score(model, documents, **options):
+        bits[piece.document][piece.start : piece.start + len(piece.nats)] = piece.bits
+    return bits

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from block_recurrent.evaluate.evaluation import Evaluation
-from block_recurrent.evaluate.measures import DEFINITIONS, MEASURES, Score
+from block_recurrent.evaluate.measures import DEFINITIONS, FEW_DOCUMENTS, MEASURES, Score
+from block_recurrent.io.output import format_table
 
+WIDEST_NAME = 60
 LABELS = {
     "bits_per_token": "bits per token",
     "bits_per_byte": "bits per byte",
@@ -23,14 +25,16 @@ def describe(result: Evaluation) -> str:
         interval = result.intervals.get(name) if name in MEASURES else None
         within = f"[{number(interval[0])}, {number(interval[1])}]" if interval else ""
         lines.append(f"  {label:22} {value:>10}  {within:22} {DEFINITIONS[name]}")
-    lines += ["", *notes(result), "", *_table(result)]
+    lines += ["", *notes(result), "", _table(result)]
     return "\n".join(lines)
 
 
 def notes(result: Evaluation) -> list[str]:
     """What the numbers rest on."""
-    if len(result.documents) > 1:
+    count = len(result.documents)
+    if count > 1:
         said = "[ ] 95% bootstrap interval over documents: documents drawn anew with replacement, 10,000 times"
+        said += f"; warning: {count} documents are too few for it" if count < FEW_DOCUMENTS else ""
     else:
         said = "no interval: it is taken over documents, and there is one only"
     return [
@@ -42,51 +46,40 @@ def notes(result: Evaluation) -> list[str]:
     ]
 
 
-def _table(result: Evaluation) -> list[str]:
-    width = max(8, *(len(document.name) for document in result.documents))
-    width = min(width, 60)
-    rows = [
-        f"{'document':{width}} {'tokens':>11} {'bits/token':>11} {'bits/byte':>10} {'word ppl':>10} {'tok/word':>9}"
-    ]
-    for s in (*result.documents, result.total):
-        name = s.name if len(s.name) <= width else "…" + s.name[1 - width :]
-        name = "all" if s is result.total else name
-        rows.append(
-            f"{name:{width}} {s.tokens:>11,} {number(s.bits_per_token):>11} {number(s.bits_per_byte):>10} "
-            f"{number(s.word_perplexity):>10} {number(s.tokens_per_word):>9}"
-        )
-    return rows
+COLUMNS = {
+    "tokens": "tokens",
+    "tokens_per_word": "tok/word",
+    "bits_per_token": "bits/token",
+    "bits_per_byte": "bits/byte",
+    "word_perplexity": "word ppl",
+}
+
+
+def _table(result: Evaluation) -> str:
+    rows = []
+    for score in (*result.documents, result.total):
+        name = score.name if len(score.name) <= WIDEST_NAME else "…" + score.name[1 - WIDEST_NAME :]
+        rows.append(["all" if score is result.total else name, *_cells(vars_of(score))])
+    return format_table(["document", *COLUMNS.values()], rows)
+
+
+def vars_of(score: Score) -> dict[str, Any]:
+    return {name: getattr(score, name) for name in COLUMNS}
+
+
+def _cells(values: dict[str, Any]) -> list[str]:
+    return [f"{values['tokens']:,}", *(number(values[name]) for name in list(COLUMNS)[1:])]
 
 
 def vocabulary_row(run: str, tokenizer: str, size: int, result: Evaluation) -> dict[str, Any]:
     """A row of the paper's table of vocabularies."""
-    whole = result.total
-    return {
-        "run": run,
-        "tokenizer": tokenizer,
-        "vocabulary_size": size,
-        "tokens": whole.tokens,
-        "tokens_per_word": whole.tokens_per_word,
-        "bits_per_token": whole.bits_per_token,
-        "bits_per_byte": whole.bits_per_byte,
-        "word_perplexity": whole.word_perplexity,
-    }
+    return {"run": run, "tokenizer": tokenizer, "vocabulary_size": size, **vars_of(result.total)}
 
 
 def vocabulary_table(rows: list[dict[str, Any]]) -> str:
     """The paper's table of vocabularies: size, token count, scale factor, bits per token, word-level perplexity."""
-    width = max(3, *(len(row["run"]) for row in rows))
-    lines = [
-        f"{'run':{width}} {'tokenizer':13} {'size':>7} {'tokens':>12} {'tok/word':>9} {'bits/token':>11} "
-        f"{'bits/byte':>10} {'word ppl':>10}"
-    ]
-    for row in rows:
-        lines.append(
-            f"{row['run']:{width}} {row['tokenizer']:13} {row['vocabulary_size']:>7,} {row['tokens']:>12,} "
-            f"{number(row['tokens_per_word']):>9} {number(row['bits_per_token']):>11} "
-            f"{number(row['bits_per_byte']):>10} {number(row['word_perplexity']):>10}"
-        )
-    return "\n".join(lines)
+    cells = [[row["run"], row["tokenizer"], f"{row['vocabulary_size']:,}", *_cells(row)] for row in rows]
+    return format_table(["run", "tokenizer", "size", *COLUMNS.values()], cells)
 
 
 def number(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Experiments on the recurrent state: set back, frozen, or swapped, at block borders, with the window cache kept.
+"""Experiments on the recurrent state: reset, frozen, or swapped, at block borders, with the window cache kept.
 
 A memory is a value, and at a block border the whole recurrent state lies in it; so an experiment on the state needs
 nothing of the model: the scorer stops its calls at the borders that an edit names, and the edit replaces the state.
@@ -21,11 +21,10 @@ from block_recurrent.model.cell import RecurrentCell
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 
-States = dict[int, Tensor]
-"""By layer (counted from 0), the state vectors (S, D) of one lane."""
+States = dict[int, Tensor]  # by layer (counted from 0), the state vectors (S, D) of one lane
 
 
-class Place(NamedTuple):
+class LanePosition(NamedTuple):
     """Where a lane stands: the next position to be read of a document."""
 
     document: int
@@ -40,10 +39,10 @@ class StateEdit(ABC):
         """The first position after this one at which the state is to be changed."""
 
     @abstractmethod
-    def new_states(self, place: Place, states: States) -> States:
+    def new_states(self, place: LanePosition, states: States) -> States:
         """What the state becomes at this place, or the same states."""
 
-    def apply(self, memory: DocumentMemory, places: Sequence[Place]) -> DocumentMemory:
+    def apply(self, memory: DocumentMemory, places: Sequence[LanePosition]) -> DocumentMemory:
         """The memory with the state changed in the lanes that stand at a border."""
         at_border = [p.position > 0 and self.next_border(p.position - 1) == p.position for p in places]
         if not any(at_border):
@@ -66,7 +65,7 @@ class ReplaceState(StateEdit):
     def next_border(self, position: int) -> int:
         return (position // self.period + 1) * self.period
 
-    def new_states(self, place: Place, states: States) -> States:
+    def new_states(self, place: LanePosition, states: States) -> States:
         if self.which is None:
             return self.states
         changed = {}
@@ -86,12 +85,12 @@ class FreezeState(StateEdit):
     def next_border(self, position: int) -> int:
         return self.first if position < self.first else (position // self.window + 1) * self.window
 
-    def apply(self, memory: DocumentMemory, places: Sequence[Place]) -> DocumentMemory:
+    def apply(self, memory: DocumentMemory, places: Sequence[LanePosition]) -> DocumentMemory:
         open_documents = {place.document for place in places}
         self._held = {document: states for document, states in self._held.items() if document in open_documents}
         return super().apply(memory, places)
 
-    def new_states(self, place: Place, states: States) -> States:
+    def new_states(self, place: LanePosition, states: States) -> States:
         if place.position == self.first:
             self._held[place.document] = {i: x.clone() for i, x in states.items()}
         return self._held[place.document]

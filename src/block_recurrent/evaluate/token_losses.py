@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_recurrent.errors import DataError
-from block_recurrent.io.atomic import atomic_file
+from block_recurrent.io.output import write_file
 
 SUFFIXES = (".npz", ".csv")
 
@@ -33,12 +30,13 @@ def check_path(path: Path) -> None:
 
 
 class TokenLosses:
-    """Bits of every token, kept in a temporary file beside `path` until `write`, so that memory does not grow."""
+    """Bits of every token, four bytes each, until `write`."""
 
-    def __init__(self, path: Path, names: Sequence[str], documents: Sequence[NDArray[Any]], scratch: Path) -> None:
+    def __init__(self, path: Path, names: Sequence[str], documents: Sequence[NDArray[Any]]) -> None:
+        check_path(path)
         self.path, self.names, self.documents = path, list(names), documents
         self.offsets = np.concatenate([[0], np.cumsum([len(d) for d in documents])]).astype(np.int64)
-        self.bits = np.memmap(scratch, np.float32, "w+", shape=(max(1, int(self.offsets[-1])),))
+        self.bits = np.zeros(int(self.offsets[-1]), np.float32)
 
     def add(self, document: int, start: int, bits: NDArray[np.float64]) -> None:
         begin = self.offsets[document] + start
@@ -46,24 +44,15 @@ class TokenLosses:
 
     def write(self) -> None:
         """Put the file in its place, whole."""
-        write = self._write_csv if self.path.suffix.lower() == ".csv" else self._write_npz
-        try:
-            with atomic_file(self.path) as aside, open(aside, "wb") as file:
-                write(file)
-        except OSError as error:
-            raise DataError(f"can't write '{self.path}': {error.strerror or error}") from None
+        file = io.BytesIO()
+        (self._write_csv if self.path.suffix.lower() == ".csv" else self._write_npz)(file)
+        write_file(self.path, file.getvalue())
 
-    def _write_npz(self, file: Any) -> None:
+    def _write_npz(self, file: io.BytesIO) -> None:
         tokens = np.concatenate([np.empty(0, np.uint16), *self.documents])
-        np.savez(
-            file,
-            bits=self.bits[: self.offsets[-1]],
-            tokens=tokens,
-            offsets=self.offsets,
-            names=np.array(self.names, dtype=np.str_),
-        )
+        np.savez(file, bits=self.bits, tokens=tokens, offsets=self.offsets, names=np.array(self.names, dtype=np.str_))
 
-    def _write_csv(self, file: Any) -> None:
+    def _write_csv(self, file: io.BytesIO) -> None:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(("document", "index", "token", "bits"))
@@ -73,22 +62,3 @@ class TokenLosses:
                 rows.writerow((self.names[number], index, int(token), f"{loss:.6f}"))
         text.flush()
         text.detach()
-
-
-@contextmanager
-def token_losses(
-    path: Path | None, names: Sequence[str], documents: Sequence[NDArray[Any]]
-) -> Iterator[TokenLosses | None]:
-    """A place for the losses, written to `path` when all has gone well; nothing where there is no path."""
-    if path is None:
-        yield None
-        return
-    check_path(path)
-    handle, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    try:
-        losses = TokenLosses(path, names, documents, Path(scratch))
-        yield losses
-        losses.write()
-    finally:
-        Path(scratch).unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from block_recurrent.checkpoint import LoadedRun, load_run
 from block_recurrent.errors import CheckpointError, MissingExtraError
+from block_recurrent.hub.manifest import write_export_manifest
 from block_recurrent.io.atomic import atomic_folder
 
 STUB = "block_recurrent_hf.py"
@@ -70,6 +71,7 @@ def _write(loaded: LoadedRun, folder: Path, model_class: type) -> None:
     tokenizer.save_pretrained(folder)
     _add_auto_map(folder / "tokenizer_config.json", {"AutoTokenizer": [f"{module}.BlockRecurrentTokenizer", None]})
     (folder / STUB).write_text(STUB_CODE, encoding="utf-8")
+    write_export_manifest(folder)
 
 
 def _add_auto_map(path: Path, auto_map: dict[str, list[str | None]]) -> None:

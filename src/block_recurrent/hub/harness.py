@@ -58,7 +58,7 @@ class BlockRecurrentHarness(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        return self.text_tokenizer.mark
+        return self.text_tokenizer.eos_token_id
 
     @property
     def tokenizer_name(self) -> str:

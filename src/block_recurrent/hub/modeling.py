@@ -6,6 +6,7 @@ with marks can do no harm, and a row that has ended and is fed marks disturbs no
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -17,13 +18,18 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from block_recurrent.errors import InputError
 from block_recurrent.hub.cache import BlockRecurrentCache
 from block_recurrent.hub.configuration import BlockRecurrentConfig
-from block_recurrent.hub.rows import Rows
+from block_recurrent.hub.manifest import check_export
+from block_recurrent.hub.padding import Rows
 from block_recurrent.inference.engine import Engine
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 
 TOKENS_AT_ONCE = 2048
 """Tokens of one call of the model, or one segment if that is more: a prompt of any length needs bounded memory."""
+
+
+_GENERATING: ContextVar[tuple[Any, Engine] | None] = ContextVar("generating", default=None)
+"""The model that generates in this thread, and the engine that does it: other threads may use the model meanwhile."""
 
 
 class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
@@ -38,7 +44,6 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: BlockRecurrentConfig) -> None:
         super().__init__(config)
         self.model = BlockRecurrentLM(config.model_config())
-        self._engine: Engine | None = None
         self.post_init()
 
     def forward(
@@ -64,7 +69,9 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
         memory = _memory_of(past_key_values, len(input_ids))
         rows = Rows.of(input_ids, attention_mask)
         keep = logits_to_keep if labels is None else 0
-        one_each = input_ids.shape[1] == 1 == min(rows.lengths) and not (input_ids == self._mark).any()
+        one_each = (
+            input_ids.shape[1] == 1 == min(rows.lengths) and not (input_ids == self.model.config.eos_token_id).any()
+        )
         if (engine := self._engine) is not None and one_each:
             logits, memory = engine.decode(input_ids[:, 0], memory)
             logits = logits[:, None].to(self.dtype)
@@ -88,20 +95,32 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """transformers' own, from a carried memory too: `generate(new_ids, past_key_values=memory)`."""
         memory = kwargs.get("past_key_values")
+        given = inputs if inputs is not None else kwargs.get("input_ids")
+        if given is not None and given.shape[-1] == 0:
+            raise InputError("input_ids is empty: give at least one token, such as the document mark (bos_token_id)")
         if memory is not None:
-            given = inputs if inputs is not None else kwargs.get("input_ids")
-            if given is None or given.shape[-1] == 0:
+            if given is None:
                 raise InputError(
                     "give at least the last token of the text, which the memory has not read, as input_ids"
                 )
-            _refuse_mark_after(_memory_of(memory, len(given)), Rows.of(given, kwargs.get("attention_mask")), self._mark)
+            _refuse_mark_after(
+                _memory_of(memory, len(given)),
+                Rows.of(given, kwargs.get("attention_mask")),
+                self.model.config.eos_token_id,
+            )
             if isinstance(memory, DocumentMemory):
                 kwargs["past_key_values"] = BlockRecurrentCache(memory)
-        self._engine = Engine(self.model)  # with the weights of this moment: they may be trained between two calls
+        # With the weights of this moment: they may be trained between two calls. Never with dropout.
+        token = _GENERATING.set((self, Engine(self.model)))
         try:
             return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
         finally:
-            self._engine = None
+            _GENERATING.reset(token)
+
+    @property
+    def _engine(self) -> Engine | None:
+        generating = _GENERATING.get()
+        return generating[1] if generating and generating[0] is self else None
 
     def _read(
         self, rows: Rows, input_ids: Tensor, memory: DocumentMemory | None, keep: int
@@ -109,19 +128,21 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
         """Hidden vectors of the last `keep` columns of the input (0: of all), and the memory after it."""
         lanes, width = input_ids.shape
         if width > 1:
-            _refuse_mark_after(memory, rows, self._mark)
+            _refuse_mark_after(memory, rows, self.model.config.eos_token_id)
         if keep == 1:
             if any(first + length < width for first, length in zip(rows.first, rows.lengths, strict=True)):
                 raise InputError("padding is on the right of a text that is to be continued: pad on the left")
-            rows = rows.from_last_mark(self._mark)
+            rows = rows.from_last_mark(self.model.config.eos_token_id)
         kept_from = width - keep if keep else 0
         hidden = self.model.embedding.weight.new_zeros(lanes, width - kept_from, self.config.d_model)
-        config = self.model.config
+        config, engine = self.model.config, self._engine
+        model = self.model if engine is None else engine.snapshot.model
         size = max(config.segment, TOKENS_AT_ONCE // config.window * config.window)
-        for start, end, starts in rows.calls(self._mark, size):
+        for start, end, starts in rows.calls(self.model.config.eos_token_id, size):
             counts = [min(max(length - start, 0), end - start) for length in rows.lengths]
             lengths = None if min(counts) == end - start else torch.tensor(counts)
-            x, memory = self.model.hidden(rows.tokens[:, start:end], memory, starts, lengths)
+            x, memory = model.hidden(rows.tokens[:, start:end], memory, starts, lengths)
+            memory = memory if engine is None else engine.snapshot.signed(memory)
             if x.shape == hidden.shape and not any(rows.first) and lengths is None:
                 return x, memory  # the common case: one call, nothing to put in place
             for lane, count in enumerate(counts):
@@ -133,15 +154,17 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
         assert memory is not None
         return hidden, memory
 
-    @property
-    def _mark(self) -> int:
-        return self.config.vocab_size - 1
-
     def get_input_embeddings(self) -> nn.Module:
         return self.model.embedding
 
     def _init_weights(self, module: nn.Module) -> None:
         """Nothing: `BlockRecurrentLM` is made with its initial values."""
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """transformers' own, after checking the hashes of a folder that `brt export` made."""
+        check_export(name)
+        return super().from_pretrained(name, *args, **kwargs)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

@@ -10,6 +10,7 @@ from transformers import AddedToken, PreTrainedTokenizer
 
 from block_recurrent.data import Tokenizer, load_tokenizer
 from block_recurrent.errors import DataError
+from block_recurrent.hub.manifest import check_export
 
 MARK = "<|document|>"
 VOCABULARY = "tokenizer.model"
@@ -32,19 +33,25 @@ class BlockRecurrentTokenizer(PreTrainedTokenizer):
         self._pieces = _piece_names(self.tokenizer)
         self._ids = {piece: index for index, piece in enumerate(self._pieces)}
         mark = AddedToken(MARK, special=True, normalized=False)
-        self._added_tokens_decoder = {self.tokenizer.mark: mark}
+        self._added_tokens_decoder = {self.tokenizer.eos_token_id: mark}
         for name in ("bos_token", "eos_token", "pad_token", "unk_token", "added_tokens_decoder"):
             kwargs.pop(name, None)
         kwargs.setdefault("padding_side", "left")
         kwargs["clean_up_tokenization_spaces"] = False
         super().__init__(kind=kind, bos_token=mark, eos_token=mark, pad_token=mark, unk_token=None, **kwargs)
 
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """transformers' own, after checking the hashes of a folder that `brt export` made."""
+        check_export(name)
+        return super().from_pretrained(name, *args, **kwargs)
+
     @property
     def vocab_size(self) -> int:
         return self.tokenizer.size
 
     def get_vocab(self) -> dict[str, int]:
-        return self._ids | {MARK: self.tokenizer.mark}
+        return self._ids | {MARK: self.tokenizer.eos_token_id}
 
     def tokenize(  # type: ignore[override]  # transformers' own slow tokenizers have fewer parameters too
         self, text: str, **kwargs: Any
@@ -70,7 +77,7 @@ class BlockRecurrentTokenizer(PreTrainedTokenizer):
         """Whole sequences are decoded at once, so that characters made of several tokens come out right."""
         texts: list[list[int]] = [[]]
         for token in [token_ids] if isinstance(token_ids, int) else token_ids:
-            if token == self.tokenizer.mark:
+            if token == self.tokenizer.eos_token_id:
                 texts.append([])
             else:
                 texts[-1].append(int(token))
@@ -79,13 +86,13 @@ class BlockRecurrentTokenizer(PreTrainedTokenizer):
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
     ) -> list[int]:
-        return [self.tokenizer.mark, *token_ids_0, *(token_ids_1 or [])]
+        return [self.tokenizer.eos_token_id, *token_ids_0, *(token_ids_1 or [])]
 
     def get_special_tokens_mask(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None, already_has_special_tokens: bool = False
     ) -> list[int]:
         if already_has_special_tokens:
-            return [int(token == self.tokenizer.mark) for token in token_ids_0]
+            return [int(token == self.tokenizer.eos_token_id) for token in token_ids_0]
         return [1] + [0] * (len(token_ids_0) + len(token_ids_1 or []))
 
     def create_token_type_ids_from_sequences(

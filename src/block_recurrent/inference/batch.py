@@ -88,7 +88,7 @@ def write_together(
         left = [index for index, lane in enumerate(busy) if not writers[lane].ended]
         memory = after if len(left) == len(busy) or not left else after.select(left)
         busy = [busy[index] for index in left]
-    return [_collect(tokens, writer, tokenizer.mark) for tokens, writer in zip(written, writers, strict=True)]
+    return [_collect(tokens, writer, tokenizer.eos_token_id) for tokens, writer in zip(written, writers, strict=True)]
 
 
 def _collect(written: list[WrittenToken], writer: Writer, mark: int) -> Written:

@@ -25,10 +25,8 @@ class Beam:
 
     tokens: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
-    score: float = 0.0
-    """Sum of log-probabilities, penalties included."""
-    lane: int = 0
-    """Of the memory before its last token."""
+    score: float = 0.0  # sum of log-probabilities, penalties included
+    lane: int = 0  # of the memory before its last token
 
 
 @dataclass(frozen=True)
@@ -36,11 +34,9 @@ class Finished:
     """A text that came to its end."""
 
     beam: Beam
-    score: float
-    """Divided by length."""
+    score: float  # divided by length
     ended: str
-    memory: DocumentMemory
-    """Of all its tokens but the last."""
+    memory: DocumentMemory  # of all its tokens but the last
 
 
 def search(session: Session, max_tokens: int, sampling: Sampling) -> list[Written]:
@@ -79,7 +75,7 @@ def _continuations(session: Session, beams: list[Beam], logits: Tensor, sampling
         recent = (*session.state.recent, *beam.tokens)[-REMEMBERED_TOKENS:]
         scores[lane] = beam.score + penalized(plain[lane], recent, sampling.repetition_penalty)
     if not sampling.end_at_mark:
-        scores[:, session.tokenizer.mark] = -torch.inf
+        scores[:, session.tokenizer.eos_token_id] = -torch.inf
     best = scores.flatten().topk(min(2 * sampling.beams, scores.numel()))
     found = []
     for score, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
@@ -91,7 +87,7 @@ def _continuations(session: Session, beams: list[Beam], logits: Tensor, sampling
 
 def _ending(session: Session, beam: Beam, sampling: Sampling, at_end: bool) -> str | None:
     """Why this beam can't go on, or None."""
-    if beam.tokens[-1] == session.tokenizer.mark:
+    if beam.tokens[-1] == session.tokenizer.eos_token_id:
         return MARK
     if sampling.stop and _text(session, beam, sampling)[1]:
         return STOP
@@ -118,7 +114,7 @@ def _written(session: Session, one: Finished, sampling: Sampling) -> Written:
 
 def _go_on(session: Session, one: Finished) -> None:
     """Put the session behind a text that was found."""
-    tokens = [token for token in one.beam.tokens if token != session.tokenizer.mark]
+    tokens = [token for token in one.beam.tokens if token != session.tokenizer.eos_token_id]
     if tokens:
         raw = session.tokenizer.decode_bytes(tokens, begin=session.position == 0)
         session.state = session.state.after(one.memory, tokens, raw)

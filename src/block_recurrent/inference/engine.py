@@ -82,13 +82,13 @@ class Engine:
 
         lengths (B,): how many tokens of a tensor are real in each lane, at least one.
         """
-        snapshot, rows = self.snapshot, self._rows(tokens, lengths)
+        (snapshot, decoder), rows = self._now, self._rows(tokens, lengths)
         if not all(len(row) for row in rows):
             raise InputError("a lane has no tokens: every lane needs at least one to predict what follows it")
         memory = self.empty(len(rows)) if memory is None else memory
-        if self._now[1] is not None and len(rows) == 1 and len(rows[0]) <= DECODED:
+        if decoder is not None and len(rows) == 1 and len(rows[0]) <= DECODED:
             for token in rows[0]:
-                logits, memory = self.decode([int(token)], memory)
+                logits, memory = _decode(snapshot, decoder, torch.tensor([[token]]), memory)
             return logits, memory
         # Logits are made of the last vectors alone, unless a subclass may do more than that to them.
         run = snapshot.model.hidden if snapshot.is_plain else snapshot.model
@@ -107,25 +107,27 @@ class Engine:
         self, tokens: Tensor | Sequence[int], memory: DocumentMemory | None = None
     ) -> tuple[Tensor, DocumentMemory]:
         """One token per lane, (B,) -> logits (B, V) of the next, float32, and the memory after it."""
-        snapshot, column = self.snapshot, _column(tokens, self.snapshot.device)
-        memory = self.empty(len(column)) if memory is None else memory
-        if (native := self._native(column, [memory])) is not None:
-            return native[0], native[1][0]
-        logits, memory = snapshot.model(column, memory)
-        return logits[:, -1].float(), snapshot.signed(memory)
+        snapshot, decoder = self._now  # once: another thread may refresh
+        column = _column(tokens, snapshot.device)
+        return _decode(snapshot, decoder, column, self.empty(len(column)) if memory is None else memory)
 
     @torch.no_grad()
     def decode_many(
         self, tokens: Sequence[int], memories: Sequence[DocumentMemory]
     ) -> tuple[Tensor, list[DocumentMemory]]:
-        """`decode` for memories of one lane each, wherever they stand: a batch for this call only."""
+        """`decode` for memories of one lane each, wherever they stand: a batch for this call only.
+
+        With the decode kernel, a lane's logits and memory are the same to the last bit whatever the others are.
+        """
         if len(tokens) != len(memories):
             raise InputError(f"there are {len(tokens)} tokens for {len(memories)} memories: give one for each")
         if any(memory.lanes != 1 for memory in memories):
             raise InputError("decode_many takes memories of one lane each: use decode for those of several")
-        if (native := self._native(_column(tokens, self.snapshot.device), memories)) is not None:
-            return native
-        logits, after = self.decode(tokens, DocumentMemory.cat(memories))
+        snapshot, decoder = self._now
+        column = _column(tokens, snapshot.device)
+        if memories and decoder is not None and (checked := _checked(snapshot, column, memories)) is not None:
+            return decoder.decode(checked, memories, same_bits=True)
+        logits, after = _decode(snapshot, None, column, DocumentMemory.cat(memories))
         return logits, [after.select([lane]) for lane in range(after.lanes)]
 
     @torch.no_grad()
@@ -145,16 +147,6 @@ class Engine:
                 nats[lane].append(per_token[lane, : max(len(row) - start, 0)])
         return Scored([np.concatenate([[], *parts], dtype=np.float32) for parts in nats], snapshot.signed(memory))
 
-    def _native(self, column: Tensor, memories: Sequence[DocumentMemory]) -> tuple[Tensor, list[DocumentMemory]] | None:
-        """By the kernel. None where there is none, or where something is wrong, which the model then tells."""
-        decoder = self._now[1]
-        if decoder is None or not all(isinstance(memory, DocumentMemory) for memory in memories):
-            return None
-        tokens, V = column[:, 0].tolist(), self.config.vocab_size
-        if len(tokens) != sum(m.lanes for m in memories) or not all(type(t) is int and 0 <= t < V for t in tokens):
-            return None
-        return decoder.decode(tokens, memories)
-
     def _rows(self, tokens: Tokens, lengths: Tensor | None = None) -> list[NDArray[np.int64]]:
         """A row of real tokens per lane."""
         if isinstance(tokens, Tensor):
@@ -172,6 +164,25 @@ class Engine:
 def engine_of(model: BlockRecurrentLM | Engine) -> Engine:
     """The engine itself, or a new one with the model's weights as they are now."""
     return model if isinstance(model, Engine) else Engine(model)
+
+
+def _decode(
+    snapshot: Snapshot, decoder: NativeDecoder | None, column: Tensor, memory: DocumentMemory
+) -> tuple[Tensor, DocumentMemory]:
+    if decoder is not None and (checked := _checked(snapshot, column, [memory])) is not None:
+        logits, [memory] = decoder.decode(checked, [memory])
+        return logits, memory
+    logits, memory = snapshot.model(column, memory)
+    return logits[:, -1].float(), snapshot.signed(memory)
+
+
+def _checked(snapshot: Snapshot, column: Tensor, memories: Sequence[DocumentMemory]) -> list[int] | None:
+    """The tokens for the kernel; None where something is wrong, which the model then tells."""
+    tokens, V = column[:, 0].tolist(), snapshot.config.vocab_size
+    if not all(isinstance(memory, DocumentMemory) for memory in memories):
+        return None
+    fit = len(tokens) == sum(m.lanes for m in memories) and all(type(t) is int and 0 <= t < V for t in tokens)
+    return tokens if fit else None
 
 
 def _column(tokens: Tensor | Sequence[int], device: torch.device) -> Tensor:

@@ -13,8 +13,7 @@ from block_recurrent.inference.sampling import Sampling
 from block_recurrent.inference.session import Session
 from block_recurrent.inference.session_state import SessionState
 
-KEPT_STEPS = 32
-"""How far /undo goes back. A step is a memory, which may be many megabytes."""
+KEPT_STEPS = 32  # how far /undo goes back. A step is a memory, which may be many megabytes.
 
 
 class Conversation:
@@ -33,9 +32,11 @@ class Conversation:
         self._branches: dict[int, SessionState] = {1: session.state}
         self._branch = 1
         self._before: list[SessionState] = []
+        self._own: set[Path] = set()  # files saved in this conversation
         self._commands: dict[str, tuple[Callable[[str], None], str]] = {
-            "/save": (self._save, "/save FILE   keep the memory in a file"),
-            "/load": (self._load, "/load FILE   go on from a memory file of this model"),
+            "/save": (self._save, "/save FILE   keep the memory in a file; /save! FILE replaces one"),
+            "/save!": (lambda path: self._save(path, replace=True), ""),
+            "/load": (self._load, "/load FILE   continue from a memory file of this model"),
             "/fork": (self._fork, "/fork [N]    branch off here into a new branch, or go to branch N"),
             "/undo": (self._undo, "/undo        take back the last line and what was written after it"),
             "/where": (self._where, "/where       how much was read, and where this is"),
@@ -84,8 +85,12 @@ class Conversation:
     def _remember(self) -> None:
         self._before = [*self._before, self.session.state][-KEPT_STEPS:]
 
-    def _save(self, path: str) -> None:
-        self.session.save(_file_of("/save", path))
+    def _save(self, path: str, replace: bool = False) -> None:
+        file = _file_of("/save", path)
+        if file.exists() and not replace and file.resolve() not in self._own:
+            raise BlockRecurrentError(f"'{path}' exists: /save! {path} replaces it, or give another name")
+        self.session.save(file)
+        self._own.add(file.resolve())
         self._say(f"saved in '{path}'\n")
 
     def _load(self, path: str) -> None:
@@ -124,7 +129,7 @@ class Conversation:
         )
 
     def _help(self, _: str) -> None:
-        self._say("".join(f"{text}\n" for _, text in self._commands.values()))
+        self._say("".join(f"{text}\n" for _, text in self._commands.values() if text))
 
     def _say(self, text: str) -> None:
         self._out.write(text)

@@ -15,16 +15,11 @@ from block_recurrent.inference.session_file import SHORT, MemoryFile
 class Distance:
     """Two tensors of one layer."""
 
-    layer: int
-    """Counted from 1."""
-    what: str
-    """keys, values, state, recall_keys or recall_values."""
-    largest: float
-    """Largest difference of two numbers."""
-    relative: float
-    """Length of the difference over the mean length of the two; 0 if both are zero."""
-    cosine: float
-    """Mean cosine of the angle between their vectors; 1 where both are zero."""
+    layer: int  # counted from 1
+    what: str  # keys, values, state, recall_keys or recall_values
+    largest: float  # largest difference of two numbers
+    relative: float  # length of the difference over the mean length of the two; 0 if both are zero
+    cosine: float  # mean cosine of the angle between their vectors; 1 where both are zero
 
 
 def difference(a: MemoryFile, b: MemoryFile) -> list[Distance]:

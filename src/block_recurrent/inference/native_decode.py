@@ -4,6 +4,8 @@ A memory is a value, yet copying W keys and values of every layer for each token
 So caches live in a `Buffer` with room at its end: a memory sees the entries before its place, and the next token is
 written behind them, where no memory can see it yet. If another memory has written there already (a fork), or the buffer
 is full, the entries are copied to a new one. A memory that comes from elsewhere is copied in first.
+
+With bfloat16 and int8 weights the caches are float16: at many lanes they are most of what a token has to read.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import math
 import threading
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast, overload
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,15 +27,16 @@ from block_recurrent.inference.snapshot import Packed, Snapshot
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
 from block_recurrent.ops import cpp
 
-_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3}
 FEWEST_ROOM = 32
+HIGHEST_FLOAT16 = torch.finfo(torch.float16).max
 
 
 class Buffer:
     """Caches of B lanes: of plain layers with W entries each, and of recurrent ones with 2W; then room for more."""
 
-    def __init__(self, stores: Sequence[Tensor]) -> None:
-        self.stores = stores
+    def __init__(self, stores: Sequence[Tensor], room: int) -> None:
+        self.stores, self.room = stores, room
         """Two, (keys and values of each layer, B, H, entries and room, K)."""
         self.written = 1
         """Tokens that were written into the room; the one for which the buffer is made is the first."""
@@ -57,6 +60,39 @@ class Place(NamedTuple):
     views: tuple[Tensor, ...]
     """Of each lane, (recurrent layers, 4, H, S, K): keys, values, queries to the states and to the tokens."""
 
+    def entries(self, own: bool) -> Tensor:
+        """(keys and values of each plain or recurrent layer, B, H, W or 2W, K)."""
+        buffer = cast(Buffer, self.buffer)
+        store = buffer.stores[own]
+        return store.narrow(3, self.at, store.shape[3] - buffer.room)
+
+
+class BufferedLayers(Sequence[LayerMemory]):
+    """What the layers of a memory keep, read out of its place when somebody asks: decoding does not."""
+
+    def __init__(self, place: Place, recurrent: Sequence[int], count: int) -> None:
+        self._place, self._recurrent, self._count = place, recurrent, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> LayerMemory: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[LayerMemory, ...]: ...
+    def __getitem__(self, index: int | slice) -> LayerMemory | tuple[LayerMemory, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        index = range(len(self))[index]
+        own = index in self._recurrent
+        number = self._recurrent.index(index) if own else index - sum(i < index for i in self._recurrent)
+        keys, values = (self._place.entries(own)[2 * number + i].float() for i in range(2))
+        return LayerMemory(keys, values, self._place.states[number] if own else None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickles and deep copies: the values without the room around them."""
+        return tuple, ([layer.map(torch.clone, lambda knn: knn) for layer in self],)
+
 
 class NativeDecoder:
     """Decodes with the weights of a snapshot. Several threads may use one."""
@@ -69,34 +105,44 @@ class NativeDecoder:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot, self.config = snapshot, snapshot.config
-        recurrent = snapshot.config.recurrent_layers
-        self.recurrent = [number - 1 for number in recurrent]
+        self.recurrent = [number - 1 for number in snapshot.config.recurrent_layers]
         self.plain = [i for i in range(snapshot.config.num_layers) if i not in self.recurrent]
         self.room = max(FEWEST_ROOM, self.config.window // 2)
+        self.cache_dtype = torch.float32 if snapshot.weights == "float32" else torch.float16
         self.cells = [cell for layer in snapshot.model_layers() if (cell := layer.cell) is not None]
         self._places: WeakKeyDictionary[DocumentMemory, Place] = WeakKeyDictionary()
         self._lock = threading.Lock()
         self._scratch: list[Tensor] = []
         self._weights: list[Tensor] = []  # kept alive for the pointers below
         self._model = self._describe()
-        assert cpp.LIBRARY is not None
-        self._decode, self._room_for = cpp.LIBRARY.decode, cpp.LIBRARY.decode_room
+        self._decode, self._room_for = (getattr(cpp.LIBRARY, name) for name in ("decode", "decode_room"))
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self._decode.argtypes, self._decode.restype = (pointer, pointer, number, pointer, pointer, number), None
         self._room_for.argtypes, self._room_for.restype = (pointer, number, number), number
 
-    def decode(self, tokens: Sequence[int], memories: Sequence[DocumentMemory]) -> tuple[Tensor, list[DocumentMemory]]:
-        """A token for each lane of all memories together, each in the vocabulary."""
+    def decode(
+        self, tokens: Sequence[int], memories: Sequence[DocumentMemory], same_bits: bool = False
+    ) -> tuple[Tensor, list[DocumentMemory]]:
+        """A token for each lane of all memories together, each in the vocabulary.
+
+        same_bits: whether a lane's numbers must be the same to the last bit whatever other lanes there are.
+        """
         claimed = [self._claim(memory) for memory in memories]
         lanes, W = array("q"), self.config.window
-        ends = [(place.at + W, place.at + 2 * W) for _, place in claimed]
         given = iter(tokens)
-        for (buffer, place), (plain_end, own_end) in zip(claimed, ends, strict=True):
+        for buffer, place in claimed:
             for (plain, own), view, token in zip(buffer.lanes, place.views, given, strict=False):
-                lanes.extend((token, *plain, plain_end, *own, own_end, view.data_ptr()))
-        logits = torch.empty(len(tokens), self.config.vocab_size)
-        self._call(lanes, len(tokens), logits)
-        return logits, [self._after(memory, *place) for memory, place in zip(memories, claimed, strict=True)]
+                lanes.extend((token, *plain, place.at + W, *own, place.at + 2 * W, view.data_ptr()))
+        count = len(tokens)
+        if same_bits and count == 1:
+            # The kernel sums up a single lane in another order; the same one twice is not single.
+            lanes.extend(lanes)
+            count = 2
+        logits = torch.empty(count, self.config.vocab_size)
+        self._call(lanes, count, logits)
+        return logits[: len(tokens)], [
+            self._after(memory, place) for memory, (_, place) in zip(memories, claimed, strict=True)
+        ]
 
     def _call(self, lanes: array[int], count: int, logits: Tensor) -> None:
         threads, model = torch.get_num_threads(), self._model.buffer_info()[0]
@@ -116,8 +162,8 @@ class NativeDecoder:
                 return buffer, place
         if place is None:
             place = self._enter(memory)
-        buffer = Buffer([self._store(memory, self.plain, 1), self._store(memory, self.recurrent, 2)])
-        return buffer, Place(buffer, 0, place.states, place.views)
+        buffer = Buffer([self._store(memory, place, own) for own in (False, True)], self.room)
+        return buffer, place._replace(buffer=buffer, at=0)
 
     def _enter(self, memory: DocumentMemory) -> Place:
         """For a memory from elsewhere. The model checks it, and puts the initial state into lanes that are fresh."""
@@ -128,6 +174,8 @@ class NativeDecoder:
         else:
             given = memory
         states = tuple(state for layer in memory.layers if (state := layer.state) is not None)
+        for state in states:
+            self._check_shape(state, (memory.lanes, self.config.num_states, self.config.d_model), "a state")
         views = [torch.stack(cell.view(state), 1) for cell, state in zip(self.cells, states, strict=True)]
         by_lane = torch.stack(views, 1).unbind() if views else (torch.empty(0),) * memory.lanes
         place = Place(None, 0, states, by_lane)
@@ -135,42 +183,47 @@ class NativeDecoder:
             self._places[given] = place
         return place
 
-    def _store(self, memory: DocumentMemory, which: Sequence[int], windows: int) -> Tensor:
-        c = self.config
-        shape = (memory.lanes, c.num_heads, windows * c.window, c.head_dim)
-        store = torch.empty(2 * len(which), *shape[:2], shape[2] + self.room, c.head_dim)
-        entries = [x for i in which for x in (memory.layers[i].keys, memory.layers[i].values)]
-        for x, to in zip(entries, store, strict=True):
-            if tuple(x.shape) != shape:
-                raise InputError(f"a layer of the memory has entries {tuple(x.shape)}: they must be {shape}")
-            to[:, :, : shape[2]] = x
+    def _store(self, memory: DocumentMemory, place: Place, own: bool) -> Tensor:
+        """The entries of plain or of recurrent layers, with room behind them."""
+        c, which = self.config, self.recurrent if own else self.plain
+        shape = (memory.lanes, c.num_heads, (1 + own) * c.window, c.head_dim)
+        store = torch.empty(2 * len(which), *shape[:2], shape[2] + self.room, c.head_dim, dtype=self.cache_dtype)
+        entries = store.narrow(3, 0, shape[2])
+        if place.buffer is not None:
+            entries.copy_(place.entries(own))
+            return store
+        for number, i in enumerate(which):
+            for to, x in zip(entries[2 * number :], (memory.layers[i].keys, memory.layers[i].values), strict=False):
+                self._check_shape(x, shape, "a cache")
+                to.copy_(x if self.cache_dtype == torch.float32 else x.clamp(-HIGHEST_FLOAT16, HIGHEST_FLOAT16))
         return store
 
-    def _after(self, memory: DocumentMemory, buffer: Buffer, place: Place) -> DocumentMemory:
+    def _check_shape(self, x: Tensor, shape: tuple[int, ...], name: str) -> None:
+        if tuple(x.shape) != shape:
+            raise InputError(f"{name} of the memory has shape {tuple(x.shape)}: it must be {shape}")
+
+    def _after(self, memory: DocumentMemory, place: Place) -> DocumentMemory:
         """The memory with the token that has just been written."""
-        W, tokens_read = self.config.window, memory.tokens_read + 1
-        place = place._replace(buffer=buffer, at=place.at + 1)
-        plain, own = (x.narrow(3, place.at, n * W).unbind() for n, x in enumerate(buffer.stores, start=1))
-        full = [lane for lane, count in enumerate(tokens_read.tolist()) if count % W == 0]
+        tokens_read = memory.tokens_read + 1
+        place = place._replace(at=place.at + 1)
+        full = [lane for lane, count in enumerate(tokens_read.tolist()) if count % self.config.window == 0]
         if full and self.cells:
-            place = self._next_block(place, own, full)
-        layers = dict(zip(self.plain, map(LayerMemory, plain[::2], plain[1::2]), strict=True))
-        layers.update(zip(self.recurrent, map(LayerMemory, own[::2], own[1::2], place.states), strict=True))
-        in_order = tuple(layers[i] for i in range(len(layers)))
-        after = DocumentMemory(in_order, tokens_read, self.config, fingerprint=self.snapshot.fingerprint())
+            place = self._next_block(place, full)
+        layers = BufferedLayers(place, self.recurrent, self.config.num_layers)
+        after = DocumentMemory(layers, tokens_read, self.config, fingerprint=self.snapshot.fingerprint())
         with self._lock:
             self._places[after] = place
         return after
 
-    def _next_block(self, place: Place, entries: Sequence[Tensor], lanes: list[int]) -> Place:
+    def _next_block(self, place: Place, lanes: list[int]) -> Place:
         """Some lanes have completed a block: their states take it in. Once in W tokens, so torch does it."""
-        states, views = list(place.states), list(place.views)
+        states, views, entries = list(place.states), list(place.views), place.entries(own=True)
         for lane in lanes:
             views[lane] = views[lane].clone()
         for n, cell in enumerate(self.cells):
             keys, values, self_queries, token_queries = torch.stack([place.views[lane][n] for lane in lanes], 1)
             by_self = F.scaled_dot_product_attention(self_queries, keys, values, scale=1.0)
-            keys, values = (x[lanes] for x in entries[2 * n : 2 * n + 2])
+            keys, values = (x[lanes].float() for x in entries[2 * n : 2 * n + 2])
             by_tokens = F.scaled_dot_product_attention(token_queries, keys, values, scale=1.0)
             attention = torch.cat([by_self, by_tokens], 1).transpose(1, 2).flatten(2)
             state = cell.update(attention, states[n][lanes])
@@ -184,34 +237,20 @@ class NativeDecoder:
         """`Model` in C."""
         c, model, snapshot = self.config, self.snapshot.model, self.snapshot
         D, H, HK, W = c.d_model, c.num_heads, c.num_heads * c.head_dim, c.window
-        kind = _KINDS[snapshot.table.weight.dtype]
-        numbers = [
-            c.num_layers,
-            D,
-            H,
-            c.head_dim,
-            c.mlp_dim,
-            W,
-            c.num_states,
-            c.vocab_size,
-            kind,
-            _KINDS[torch.float32],
-        ]
+        numbers = [c.num_layers, D, H, c.head_dim, c.mlp_dim, W, c.num_states, c.vocab_size]
+        numbers += [_KINDS[snapshot.table.weight.dtype], _KINDS[self.cache_dtype]]
         numbers += self._vector(model.embedding.weight, c.vocab_size, D)
-        numbers += self._vector(model.final_norm.weight / math.sqrt(D), D) + self._matrix(
-            snapshot.table, c.vocab_size, D
-        )
+        numbers += self._vector(model.final_norm.weight / math.sqrt(D), D)
+        numbers += self._matrix(snapshot.table, c.vocab_size, D)
         highest = len(self.recurrent) - 1
         for i, (layer, weights) in enumerate(zip(snapshot.model_layers(), snapshot.layers, strict=True)):
             scale, state_scale, reads = layer.scale.abs(), layer.state_scale, layer.state_scale is not None
-            numbers += self._matrix(weights.joint, (3 + reads) * HK, D) + self._matrix(
-                weights.project, D, (1 + reads) * HK
-            )
+            numbers += self._matrix(weights.joint, (3 + reads) * HK, D)
+            numbers += self._matrix(weights.project, D, (1 + reads) * HK)
             numbers += self._matrix(weights.hidden, c.mlp_dim, D) + self._matrix(weights.output, D, c.mlp_dim)
             numbers += self._vector(layer.attention_norm.weight, D) + self._vector(layer.mlp_norm.weight, D)
-            assert layer.position_bias is not None
             numbers += self._vector(scale, H) + ([0] if state_scale is None else self._vector(state_scale.abs(), H))
-            numbers += self._vector(layer.position_bias(W) * scale[:, None], H, W)
+            numbers += self._vector(layer.bias(layer.scale.abs()), H, W)
             own = i in self.recurrent
             index = (self.recurrent if own else self.plain).index(i)
             numbers += [int(own), index, -1 if not reads else index if own else highest]
@@ -225,9 +264,5 @@ class NativeDecoder:
         return self._pointer(packed.weight, self.snapshot.table.weight.dtype, shape) + scale
 
     def _pointer(self, x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> list[int]:
-        assert x.is_cpu
-        assert x.dtype == dtype
-        assert x.is_contiguous()
-        assert tuple(x.shape) == shape, f"{tuple(x.shape)} is not {shape}"
         self._weights.append(x)
-        return [x.data_ptr()]
+        return [cast(int, cpp.pointer(x, shape, dtype))]

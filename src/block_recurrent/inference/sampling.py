@@ -17,48 +17,49 @@ from torch import Tensor
 
 from block_recurrent.errors import ConfigError, InputError, did_you_mean
 
+ABOVE_0, MOST_WHOLE = math.ulp(0.0), 2**63 - 1
 REMEMBERED_TOKENS = 512
 """How far back the repetition penalty looks: a session of any length keeps this many of its last tokens."""
+
+MOST_BEAMS = 1024
 
 
 @dataclass(frozen=True)
 class Sampling:
     """One way to write. The default draws from the model's own distribution."""
 
-    temperature: float = 1.0
-    """Divides the logits; 0 takes the most likely token (greedy)."""
-    top_k: int = 0
-    """Only the k most likely tokens; 0 is all."""
-    top_p: float = 1.0
-    """Only the fewest most likely tokens whose probabilities sum up to at least this."""
-    min_p: float = 0.0
-    """Only tokens at least this times as likely as the most likely one."""
+    temperature: float = 1.0  # divides the logits; 0 takes the most likely token (greedy)
+    top_k: int = 0  # only the k most likely tokens; 0 is all
+    top_p: float = 1.0  # only the fewest most likely tokens whose probabilities sum up to at least this
+    min_p: float = 0.0  # only tokens at least this times as likely as the most likely one
     repetition_penalty: float = 1.0
     """Makes the last tokens read or written (up to 512) less likely: divides logits above 0, multiplies those below."""
-    stop: tuple[str, ...] = ()
-    """Texts that end the writing; the one found is not part of what is given out."""
-    seed: int = 0
-    """Of the random numbers: same seed, same text."""
-    beams: int = 1
-    """More than 1: beam search instead of sampling."""
-    length_penalty: float = 1.0
-    """Of beam search: sums of log-probabilities are divided by length to this power."""
-    end_at_mark: bool = True
-    """Whether the document mark ends the writing; if not, it is never chosen."""
+    stop: tuple[str, ...] = ()  # texts that end the writing; the one found is not part of what is given out
+    seed: int = 0  # of the random numbers: same seed, same text
+    beams: int = 1  # more than 1: beam search instead of sampling
+    length_penalty: float = 1.0  # of beam search: sums of log-probabilities are divided by length to this power
+    end_at_mark: bool = True  # whether the document mark ends the writing; if not, it is never chosen
 
     def __post_init__(self) -> None:
         stop: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, (list, tuple)) or not all(isinstance(text, str) and text for text in stop):
             raise ConfigError(f"stop is {self.stop!r}: it must be a text that is not empty, or a list of such texts")
         object.__setattr__(self, "stop", tuple(stop))
-        _check_number(self, "temperature", 0, math.inf, "a number of at least 0, where 0 is greedy")
-        _check_number(self, "top_p", 0, 1, "a number above 0 and up to 1", open_below=True)
-        _check_number(self, "min_p", 0, 1, "a number from 0 to 1")
-        _check_number(self, "repetition_penalty", 0, math.inf, "a number above 0, where 1 is none", open_below=True)
-        _check_number(self, "length_penalty", -math.inf, math.inf, "a number")
-        _check_whole(self, "top_k", 0, "where 0 is all tokens")
-        _check_whole(self, "seed", 0, "below 2^63")
-        _check_whole(self, "beams", 1, "where 1 is no beam search")
+        infinity = math.inf
+        for name, low, high, rule in (
+            ("temperature", 0, infinity, "a number of at least 0, where 0 is greedy"),
+            ("top_p", ABOVE_0, 1, "a number above 0 and up to 1"),
+            ("min_p", 0, 1, "a number from 0 to 1"),
+            ("repetition_penalty", ABOVE_0, infinity, "a number above 0, where 1 is none"),
+            ("length_penalty", -infinity, infinity, "a number"),
+            ("top_k", 0, MOST_WHOLE, "a whole number of at least 0, where 0 is all tokens"),
+            ("seed", 0, MOST_WHOLE, "a whole number of at least 0, below 2^63"),
+            ("beams", 1, MOST_BEAMS, f"a whole number from 1 (no beam search) to {MOST_BEAMS}"),
+        ):
+            value, kinds = getattr(self, name), (int,) if high in (MOST_WHOLE, MOST_BEAMS) else (int, float)
+            is_number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+            if not is_number or not low <= value <= high:
+                raise ConfigError(f"{name} is {value!r}: it must be {rule}")
         if not isinstance(self.end_at_mark, bool):
             raise ConfigError(f"end_at_mark is {self.end_at_mark!r}: it must be true or false")
         if self.beams > 1 and (self.temperature not in (0, 1) or self.top_k or self.top_p < 1 or self.min_p):
@@ -88,8 +89,8 @@ class Choice:
 class Chooser:
     """Chooses the tokens of one sequence, one after the other."""
 
-    def __init__(self, sampling: Sampling, mark: int) -> None:
-        self.sampling, self.mark = sampling, mark
+    def __init__(self, sampling: Sampling, eos_token_id: int) -> None:
+        self.sampling, self.eos_token_id = sampling, eos_token_id
         self._random = torch.Generator().manual_seed(sampling.seed)
 
     def choose(self, logits: Tensor, recent: Sequence[int]) -> Choice:
@@ -98,7 +99,7 @@ class Chooser:
         log_sum = float(plain.logsumexp(-1))
         if not math.isfinite(log_sum):
             raise InputError("the model's logits are not finite: its weights are damaged or its training has diverged")
-        shaped = shape_logits(plain, recent, self.sampling, self.mark)
+        shaped = shape_logits(plain, recent, self.sampling, self.eos_token_id)
         if self.sampling.temperature == 0:
             token = int(shaped.argmax())
         else:
@@ -109,12 +110,12 @@ class Chooser:
         return Choice(token, float(plain[token]) - log_sum)
 
 
-def shape_logits(logits: Tensor, recent: Sequence[int], sampling: Sampling, mark: int) -> Tensor:
+def shape_logits(logits: Tensor, recent: Sequence[int], sampling: Sampling, eos_token_id: int) -> Tensor:
     """The logits that are drawn from: penalty, temperature, top-k, top-p and min-p, in this order."""
     logits = penalized(logits, recent, sampling.repetition_penalty)
     if not sampling.end_at_mark:
         logits = logits.clone()
-        logits[mark] = -torch.inf
+        logits[eos_token_id] = -torch.inf
     if sampling.temperature == 0:
         return logits
     logits = logits / sampling.temperature
@@ -146,16 +147,3 @@ def check_max_tokens(max_tokens: Any) -> None:
     """How many tokens to write is a whole number of at least 1."""
     if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
         raise ConfigError(f"max_tokens is {max_tokens!r}: it must be a whole number of at least 1")
-
-
-def _check_number(sampling: Sampling, name: str, low: float, high: float, rule: str, open_below: bool = False) -> None:
-    value = getattr(sampling, name)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not low <= value <= high or (open_below and value == low):
-        raise ConfigError(f"{name} is {value!r}: it must be {rule}")
-
-
-def _check_whole(sampling: Sampling, name: str, low: int, meaning: str) -> None:
-    value = getattr(sampling, name)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 2**63:
-        raise ConfigError(f"{name} is {value!r}: it must be a whole number of at least {low}, {meaning}")

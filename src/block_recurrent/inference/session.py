@@ -1,4 +1,4 @@
-"""`Session`: one document that is read and written on, for ever, at constant cost.
+"""`Session`: one document that is read and continued, at constant cost.
 
     session = Session(model, tokenizer)
     session.read("Call me Ishmael.")
@@ -32,19 +32,16 @@ from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 
 Tokens = Sequence[int] | np.ndarray | torch.Tensor
-TEXT_AT_ONCE = 1 << 20
-"""Characters or tokens that are worked on at once."""
+TEXT_AT_ONCE = 1 << 20  # characters or tokens that are worked on at once
 
 
 @dataclass(frozen=True)
 class Scored:
     """How well a text was predicted."""
 
-    bits: float
-    """Sum of negative log2 probabilities of its tokens."""
+    bits: float  # sum of negative log2 probabilities of its tokens
     tokens: int
-    bytes: int
-    """Of the text as UTF-8."""
+    bytes: int  # of the text as UTF-8
 
 
 class Session:
@@ -68,7 +65,7 @@ class Session:
                 f"{self.engine.config.vocab_size}: they don't belong together"
             )
         self.tokenizer, self.name = tokenizer, name
-        self.state = SessionState(self.engine.empty(), tokenizer.mark) if state is None else state
+        self.state = SessionState(self.engine.empty(), tokenizer.eos_token_id) if state is None else state
 
     @property
     def memory(self) -> DocumentMemory:
@@ -93,7 +90,7 @@ class Session:
         if isinstance(text, str):
             # Piece by piece: the tokens of a text take many times its room.
             return sum(self._read_text(text[i : i + TEXT_AT_ONCE]) for i in range(0, len(text), TEXT_AT_ONCE))
-        tokens = self._checked(text)
+        tokens = self.checked(text)
         count = self.flush() + len(tokens)
         for piece in (tokens[i : i + TEXT_AT_ONCE] for i in range(0, len(tokens), TEXT_AT_ONCE)):
             self._read_tokens(piece, self.tokenizer.decode_bytes(piece, begin=self.position == 0))
@@ -149,7 +146,7 @@ class Session:
             raw = to_utf8(text)
             tokens = tokens_of(self.tokenizer, raw, other.position == 0)
         else:
-            tokens = self._checked(text)
+            tokens = self.checked(text)
             raw = self.tokenizer.decode_bytes(tokens, begin=other.position == 0)
         if len(tokens) == 0:
             return Scored(0.0, 0, len(raw))
@@ -203,16 +200,17 @@ class Session:
         _, memory = self.engine.prefill([self.state.fed(tokens)], self.state.memory)
         self.state = self.state.after(memory, tokens, text)
 
-    def _checked(self, tokens: Tokens) -> np.ndarray:
+    def checked(self, tokens: Tokens) -> np.ndarray:
+        """Tokens of a text as an array; anything else is an error."""
         if isinstance(tokens, (bytes, bytearray)):
             raise InputError("what is read is bytes: decode it to text first, or give tokens")
         if isinstance(tokens, torch.Tensor):
             tokens = tokens.detach().cpu().numpy()
         array = self.tokenizer.check(tokens)
-        if (array == self.tokenizer.mark).any():
+        if (array == self.tokenizer.eos_token_id).any():
             raise InputError(
-                f"the tokens hold the document mark {self.tokenizer.mark}: it is no part of a text, a session puts "
-                "it in front by itself; start a new Session for a new document"
+                f"the tokens hold the document mark {self.tokenizer.eos_token_id}: it is no part of a text, a session "
+                "puts it in front by itself; start a new Session for a new document"
             )
         return array
 

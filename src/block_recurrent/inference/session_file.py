@@ -14,9 +14,11 @@ from typing import Any
 from block_recurrent.data import Tokenizer
 from block_recurrent.errors import FileFormatError, MemoryMismatchError
 from block_recurrent.inference.engine import Engine
+from block_recurrent.inference.sampling import REMEMBERED_TOKENS
 from block_recurrent.inference.session import Session
 from block_recurrent.inference.session_state import SessionState
 from block_recurrent.inference.text_hash import TextHash
+from block_recurrent.io.door import Rule, check_schema, is_count, is_hash, is_text
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory_file import FORMAT, load_memory_with_extra, save_memory
 
@@ -35,6 +37,8 @@ class MemoryFile:
     model_name: str
     model_hash: str
     tokenizer_hash: str
+    notes: dict[str, Any]
+    """Further plain values that were saved with it, such as its trail."""
 
     @property
     def tokens(self) -> int:
@@ -47,8 +51,8 @@ class MemoryFile:
         return self.state.text.update(self.state.held).hexdigest()
 
 
-def save_session(session: Session, path: Path) -> None:
-    """Write the session's memory file, aside first; a file that is no memory file is not replaced."""
+def save_session(session: Session, path: Path, notes: dict[str, Any] | None = None) -> None:
+    """Write the session's memory file; a file that is no memory file is not replaced."""
     check_target(path)
     state = session.state
     model_hash = session.engine.fingerprint()
@@ -60,6 +64,7 @@ def save_session(session: Session, path: Path) -> None:
         "held": state.held.hex(),
         "text": state.text.to_dict(),
         "text_hash": state.text.update(state.held).hexdigest(),
+        "notes": notes or {},
     }
     save_memory(replace(state.memory, maker=None, fingerprint=model_hash), path, extra)
 
@@ -68,23 +73,45 @@ def read_memory_file(path: str | Path) -> MemoryFile:
     """Read and check a memory file of a session."""
     path = Path(path)
     memory, extra = load_memory_with_extra(path)
+    if memory.lanes != 1:
+        raise FileFormatError(f"'{path}' holds the memory of {memory.lanes} lanes: a session has one")
     try:
+        check_schema(extra, _rules(memory.config.vocab_size), "its header")
         state = SessionState(
             memory=memory,
-            pending=int(extra["pending"]),
-            recent=tuple(int(token) for token in extra["recent"]),
+            pending=extra["pending"],
+            recent=tuple(extra["recent"]),
             held=bytes.fromhex(extra["held"]),
             text=TextHash.from_dict(extra["text"]),
         )
-        file = MemoryFile(path, state, str(extra["model_name"]), str(memory.fingerprint), str(extra["tokenizer"]))
+        names = extra["model_name"], str(memory.fingerprint), extra["tokenizer"]
+        file = MemoryFile(path, state, *names, notes=dict(extra.get("notes", {})))
+        if file.text_hash != extra["text_hash"]:
+            raise ValueError("the hash of the text")
     except (KeyError, TypeError, ValueError) as error:
         raise FileFormatError(
             f"'{path}' holds a memory, but no session's: its header lacks or misstates {error}; "
             "make it with 'brt read' or Session.save"
         ) from None
-    if memory.lanes != 1:
-        raise FileFormatError(f"'{path}' holds the memory of {memory.lanes} lanes: a session has one")
     return file
+
+
+def _rules(vocab_size: int) -> dict[str, Rule]:
+    """What the header of a session's memory must say."""
+
+    def is_token(value: Any) -> bool:
+        return is_count(value) and value < vocab_size
+
+    return {
+        "model_name": is_text,
+        "tokenizer": is_hash,
+        "pending": is_token,
+        "recent": lambda x: isinstance(x, list) and len(x) <= REMEMBERED_TOKENS and all(map(is_token, x)),
+        "held": is_text,
+        "text": lambda x: isinstance(x, dict),
+        "text_hash": is_hash,
+        "notes?": lambda x: isinstance(x, dict),
+    }
 
 
 def load_session(path: Path, model: BlockRecurrentLM | Engine, tokenizer: Tokenizer, name: str | None) -> Session:
@@ -125,7 +152,7 @@ def name_of(session: Session) -> str:
 def check_target(path: Path) -> None:
     """An error if a memory can't be written there, or would replace a file of another kind: a book, by a slip."""
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise FileFormatError(f"the memory can't be written to '{path}': '{path.parent}' is no folder to write into")
+        raise FileFormatError(f"the memory can't be written to '{path}': directory '{path.parent}' is not writable")
     if not path.exists():
         return
     if path.is_dir():
@@ -142,13 +169,13 @@ def describe(file: MemoryFile) -> dict[str, Any]:
     position, window = file.tokens, config.window
     return {
         "model": file.model_name,
-        "model hash": file.model_hash[:SHORT],
-        "tokenizer hash": file.tokenizer_hash[:SHORT],
-        "text hash": file.text_hash,
-        "text bytes": file.state.text.length + len(file.state.held),
+        "model_hash": file.model_hash[:SHORT],
+        "tokenizer_hash": file.tokenizer_hash[:SHORT],
+        "text_hash": file.text_hash,
+        "text_bytes": file.state.text.length + len(file.state.held),
         "tokens": position,
-        "held back bytes": len(file.state.held),
-        "open block": f"{int(file.state.memory.tokens_read[0]) % window} of {window} tokens",
-        "memory bytes": file.state.memory.nbytes,
-        "file bytes": file.path.stat().st_size,
+        "held_back_bytes": len(file.state.held),
+        "open_block": f"{int(file.state.memory.tokens_read[0]) % window} of {window} tokens",
+        "memory_bytes": file.state.memory.nbytes,
+        "file_bytes": file.path.stat().st_size,
     }

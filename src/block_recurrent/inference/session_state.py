@@ -19,16 +19,11 @@ Tokens = NDArray[np.int64]
 class SessionState:
     """The memory of all tokens but the last, the last one, and what belongs to the text around it."""
 
-    memory: DocumentMemory
-    """One lane: everything that the model was given, the document mark first."""
-    pending: int
-    """The token that the model gets next: the last one of the text, or the document mark before the first."""
-    recent: tuple[int, ...] = ()
-    """The last tokens of the text, at most 512."""
-    held: bytes = b""
-    """Text that has come, but whose tokens are not settled."""
-    text: TextHash = field(default_factory=TextHash)
-    """Hash of the text whose tokens have come."""
+    memory: DocumentMemory  # one lane: everything that the model was given, the document mark first
+    pending: int  # the token that the model gets next: the last one of the text, or the document mark before the first
+    recent: tuple[int, ...] = ()  # the last tokens of the text, at most 512
+    held: bytes = b""  # text that has come, but whose tokens are not settled
+    text: TextHash = field(default_factory=TextHash)  # hash of the text whose tokens have come
 
     @property
     def position(self) -> int:

@@ -3,7 +3,7 @@
 In bfloat16 and int8, what is packed are the matrices that every token goes through and the output table. Norms, biases,
 scales and the recurrent cell, which works once a block, stay as they are. An int8 matrix has one scale per output row:
 `weight = packed * scale`. Products of many rows, as in prefill, widen a matrix for the call; decoding widens it in
-registers. Both compute the same function.
+registers. Both compute the same function, but for the rounding of the decoder's float16 caches.
 """
 
 from __future__ import annotations
@@ -99,6 +99,9 @@ class Snapshot:
                     f"the model was changed or is a subclass: {weights} weights are made of plain ones only"
                 )
             return
+        kinds = sorted({f"{p.dtype} on {p.device}".removeprefix("torch.") for p in self.model.parameters()})
+        if len(kinds) > 1:
+            raise ConfigError(f"the model's weights are {', '.join(kinds)}: bring them to one with model.to(...)")
         self.layers = [self._pack(layer) for layer in self.model_layers()]
         if weights == "float32":
             self.table = Packed(self.model.embedding.weight.detach())

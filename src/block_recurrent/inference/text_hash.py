@@ -1,4 +1,4 @@
-"""A hash of all text that has come so far, as a value that can be saved and gone on from.
+"""A hash of all text that has come so far, as a value that can be saved and resumed.
 
 SHA-256 objects can't be saved, so this is a chain: the text is cut into pieces of 256 bytes, and each piece is hashed
 together with the hash of all before. It depends on the text alone, not on how it came.
@@ -10,6 +10,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
+from block_recurrent.io.door import is_count
+
 PIECE_BYTES = 256
 
 
@@ -18,10 +20,8 @@ class TextHash:
     """The hash of a text so far."""
 
     chain: bytes = b""
-    tail: bytes = b""
-    """What came after the last whole piece."""
-    length: int = 0
-    """Bytes of the text."""
+    tail: bytes = b""  # what came after the last whole piece
+    length: int = 0  # bytes of the text
 
     def update(self, data: bytes) -> TextHash:
         """The hash of the text with more behind it."""
@@ -41,5 +41,9 @@ class TextHash:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TextHash:
-        """The inverse of `to_dict`."""
-        return cls(bytes.fromhex(values["chain"]), bytes.fromhex(values["tail"]), int(values["length"]))
+        """The inverse of `to_dict`; a ValueError if no text has such a hash."""
+        found = cls(bytes.fromhex(values["chain"]), bytes.fromhex(values["tail"]), values["length"])
+        chain = hashlib.sha256().digest_size if is_count(found.length) and found.length >= PIECE_BYTES else 0
+        if not is_count(found.length) or (len(found.chain), len(found.tail)) != (chain, found.length % PIECE_BYTES):
+            raise ValueError("the hash of the text so far")
+        return found

@@ -7,7 +7,9 @@ until white space settles it. Bytes are settled at once.
 from __future__ import annotations
 
 import codecs
+import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -42,11 +44,11 @@ def tokens_of(tokenizer: Tokenizer, text: bytes, at_beginning: bool) -> NDArray[
 
 
 def read_text(path: str | Path) -> Iterator[str]:
-    """The text of a UTF-8 file in pieces, so that a file of any size needs little memory."""
+    """The text of a UTF-8 file in pieces, so that a file of any size needs little memory. '-': standard input."""
     decoder = codecs.getincrementaldecoder("utf-8")("strict")
     position = 0
     try:
-        with open(path, "rb") as file:
+        with nullcontext(sys.stdin.buffer) if str(path) == "-" else open(path, "rb") as file:
             while chunk := file.read(FILE_BYTES):
                 if position == 0 and chunk[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                     raise DataError(f"'{path}' is UTF-16, not UTF-8: convert it, for example with iconv -f utf-16")

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from block_recurrent.data import Tokenizer
 from block_recurrent.data.utf8 import last_character_end
 
-TAIL_TOKENS = 4
-"""A character has at most four bytes, so an unfinished one lies within the last four tokens."""
+TAIL_TOKENS = 4  # A character has at most four bytes, so an unfinished one lies within the last four tokens
 
 
 class TextStream:

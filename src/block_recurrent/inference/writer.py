@@ -20,10 +20,8 @@ class WrittenToken:
     """One token that was written; the last one may be the document mark, which is no part of the text."""
 
     token: int
-    log_prob: float
-    """Natural logarithm of its probability under the model itself, whatever the sampling options."""
-    text: str
-    """The text that is ready with it: whole characters, perhaps none yet."""
+    log_prob: float  # natural logarithm of its probability under the model itself, whatever the sampling options
+    text: str  # the text that is ready with it: whole characters, perhaps none yet
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,7 @@ class Written:
     text: str
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
-    ended: str | None
-    """Why: "mark" (the document ended), "stop" (a stop string), "length"; None if it was broken off."""
+    ended: str | None  # why: "mark" (the document ended), "stop" (a stop string), "length"; None if it was broken off
 
 
 class Writer:
@@ -44,7 +41,7 @@ class Writer:
         self.state = state
         self.ended: str | None = None
         self._tokenizer = tokenizer
-        self._chooser = Chooser(sampling, tokenizer.mark)
+        self._chooser = Chooser(sampling, tokenizer.eos_token_id)
         self._stream = TextStream(tokenizer, state.recent, sampling.stop)
         self._left = max_tokens
 
@@ -55,7 +52,7 @@ class Writer:
         session reads and writes on as if the mark had not come.
         """
         choice = self._chooser.choose(logits, self.state.recent)
-        if choice.token == self._tokenizer.mark:
+        if choice.token == self._tokenizer.eos_token_id:
             self.ended = MARK
             return WrittenToken(choice.token, choice.log_prob, self._stream.finish())
         raw = self._tokenizer.decode_bytes([choice.token], begin=not self.state.recent)

@@ -1,1 +1,1 @@
-"""Writing to disk: files and folders that appear whole or not at all."""
+"""Reading and writing files: written whole or not at all, and checked before anything is made of them."""

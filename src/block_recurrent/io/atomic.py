@@ -11,6 +11,7 @@ import glob
 import os
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,8 +22,8 @@ STALE_SECONDS = 24 * 3600  # no process that still writes leaves its file alone 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """A hidden path beside `path` to write to: renamed to `path` when the block ends well, deleted when it doesn't."""
-    # The process is in the name, so that several may write the same file; the last one wins.
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # A name of its own, so that several processes and threads may write the same file; the last one wins.
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     _delete_stale(path)
     try:
         yield part

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from block_recurrent.ops import on_device
+
 
 def slice_lanes(x: Tensor, starts: Sequence[int], length: int, dim: int) -> Tensor:
     """From each lane b the `length` entries that begin at starts[b] along `dim`; zeros outside of what there is."""
@@ -26,7 +28,7 @@ def slice_lanes(x: Tensor, starts: Sequence[int], length: int, dim: int) -> Tens
         before = min(max(-start, 0), length)
         after = length - before - inside.shape[dim]
         return F.pad(inside, (0, 0) * (x.ndim - 1 - dim) + (before, after))
-    index = torch.tensor(starts, device=x.device)[:, None] + torch.arange(length, device=x.device)
+    index = on_device(starts, x.device)[:, None] + torch.arange(length, device=x.device)
     shape = [x.shape[0]] + [1] * (x.ndim - 1)
     shape[dim] = length
     outside = ((index < 0) | (index >= size)).view(shape)

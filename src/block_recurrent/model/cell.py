@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
 from block_recurrent.config import GATE_CONFIGS, ModelConfig
 from block_recurrent.model.blocks import BlockGrid
 from block_recurrent.nn.gates import GATES, Gate
-from block_recurrent.nn.linear import apply_joined, constant, linear, normal
+from block_recurrent.nn.linear import constant, joined, linear, normal
 from block_recurrent.nn.norm import RMSNorm
-from block_recurrent.ops import attend, merge_heads, split_heads, unit_heads
-
-
-class StateView(NamedTuple):
-    """What S state vectors show to whoever reads them, and what they ask, (B, H, S, K)."""
-
-    keys: Tensor
-    values: Tensor
-    self_queries: Tensor
-    token_queries: Tensor
+from block_recurrent.ops import StateView, StateWeights, state_step, state_view
 
 
 class RecurrentCell(nn.Module):
@@ -31,7 +19,6 @@ class RecurrentCell(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         D, HK, S = config.d_model, config.num_heads * config.head_dim, config.num_states
-        self.num_heads = config.num_heads
         self.initial_state = normal(S, D, deviation=0.1)
         self.state_ids = normal(S, D, deviation=1.0)
         self.norm = RMSNorm(D)
@@ -47,14 +34,17 @@ class RecurrentCell(nn.Module):
         """The learned initial state of a document, (B, S, D)."""
         return self.initial_state.expand(lanes, -1, -1)
 
+    def weights(self) -> StateWeights:
+        """What makes a view of a state, joined once for all blocks of a call."""
+        maps = (self.to_values, self.to_keys, self.to_self_queries, self.to_token_queries)
+        scales = (torch.ones_like(self.self_scale), self.self_scale.abs(), self.token_scale.abs())
+        projection = joined(*maps)
+        assert projection is not None
+        return StateWeights(self.norm.weight, self.state_ids, projection, torch.cat(scales))
+
     def view(self, state: Tensor) -> StateView:
         """What a state shows and asks."""
-        maps = (self.to_values, self.to_keys, self.to_self_queries, self.to_token_queries)
-        scales = torch.cat([torch.ones_like(self.self_scale), self.self_scale.abs(), self.token_scale.abs()])
-        # The IDs come after the norm, so that states differ from each other whatever they hold (paper, section 3.2).
-        heads = split_heads(apply_joined(self.norm(state) + self.state_ids, *maps), 4 * self.num_heads)
-        values, keys, self_queries, token_queries = unit_heads(heads, scales.view(-1, 1, 1))
-        return StateView(keys, values, self_queries, token_queries)
+        return state_view(state, self.weights())
 
     def scan(
         self, state: Tensor | None, keys: Tensor, values: Tensor, grid: BlockGrid, view: StateView | None = None
@@ -65,25 +55,25 @@ class RecurrentCell(nn.Module):
         Returns the view at the start of each of the T blocks, and the state after the blocks that each lane completed.
         """
         assert state is not None
-        states, views = [state], [view or self.view(state)]
-        pairs = zip(*(self._pairs_of_blocks(x, grid) for x in (keys, values)), strict=True)
-        for block, (block_keys, block_values) in enumerate(pairs):
-            own = views[block]
-            by_self = attend(own.self_queries, own.keys, own.values)
-            by_tokens = attend(own.token_queries, block_keys, block_values)
-            states.append(self.update(merge_heads(torch.cat([by_self, by_tokens], dim=1)), states[block]))
-            if block + 1 < grid.num_blocks:
-                views.append(self.view(states[-1]))
+        states, views, weights = [state], [], self.weights()
+        key_blocks, value_blocks = (self._blocks(x, grid) for x in (keys, values))
+        for block in range(grid.most_completed):
+            pair = slice(block, block + 2)  # a block is read with the one before it
+            view, attention = state_step(states[-1], weights, key_blocks[pair], value_blocks[pair], view)
+            states.append(self.update(attention, states[-1]))
+            views.append(view)
+            view = None
+        if len(views) < grid.num_blocks:
+            views.append(view or state_view(states[-1], weights))
         if len(set(grid.completed)) == 1:
             return views, states[grid.completed[0]]
         return views, torch.stack([states[count][lane] for lane, count in enumerate(grid.completed)])
 
     @staticmethod
-    def _pairs_of_blocks(x: Tensor, grid: BlockGrid) -> list[Tensor]:
-        """Each block that was completed, with the one before it: (B, H, 2W, K)."""
+    def _blocks(x: Tensor, grid: BlockGrid) -> tuple[Tensor, ...]:
+        """The blocks that were completed, after the one before them: (B, H, W, K) each."""
         # Unbound at once: a slice per block would have the backward pass fill and add the whole buffer for each block.
-        blocks = grid.keys_of_completed(x, blocks_before=1).unflatten(2, (-1, grid.window)).unbind(2)
-        return [torch.cat(pair, dim=2) for pair in itertools.pairwise(blocks)]
+        return grid.keys_of_completed(x, blocks_before=1).unflatten(2, (-1, grid.window)).unbind(2)
 
 
 class SkipUpdate(nn.Module):

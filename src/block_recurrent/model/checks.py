@@ -21,19 +21,28 @@ def check_tokens(tokens: Tensor, vocab_size: int, device: torch.device, name: st
         raise InputError(f"{name} has shape {tuple(tokens.shape)}: it must be (lanes, length), with at least one lane")
     if tokens.device != device:
         raise InputError(f"{name} is on {tokens.device}, the model on {device}: move one of them")
-    if tokens.numel():
-        low, high = (bound.item() for bound in tokens.aminmax())
-        if low < 0 or high >= vocab_size:
-            worst = low if low < 0 else high
-            raise InputError(f"{name} has {worst}: token numbers go from 0 to vocab_size - 1 = {vocab_size - 1}")
+    if tokens.is_cpu:  # on a GPU, Python would have to wait: whoever moves tokens there checks them before
+        check_range(tokens, vocab_size, name)
+
+
+def check_range(tokens: Tensor, vocab_size: int, name: str) -> None:
+    """That there is no token outside of the vocabulary."""
+    low, high = (bound.item() for bound in tokens.aminmax()) if tokens.numel() else (0, 0)
+    if low < 0 or high >= vocab_size:
+        worst = low if low < 0 else high
+        raise InputError(f"{name} has {worst}: token numbers go from 0 to vocab_size - 1 = {vocab_size - 1}")
+
+
+def check_dtype(values: Tensor, dtypes: Sequence[torch.dtype], name: str, more: str = "") -> None:
+    if not isinstance(values, Tensor) or values.dtype not in dtypes:
+        found = _dtype(values) if isinstance(values, Tensor) else type(values).__name__
+        wanted = "an integer type" if dtypes == _INTEGERS else " or ".join(map(_name, dtypes))
+        raise InputError(f"{name} is {found}: it must be a tensor of dtype {wanted}{more}")
 
 
 def check_lanes(values: Tensor, lanes: int, dtypes: Sequence[torch.dtype], name: str) -> None:
     """A tensor (lanes,) of one of the types."""
-    wanted = "bool" if dtypes == (torch.bool,) else "an integer type"
-    if not isinstance(values, Tensor) or values.dtype not in dtypes:
-        found = _dtype(values) if isinstance(values, Tensor) else type(values).__name__
-        raise InputError(f"{name} is {found}: it must be a tensor of dtype {wanted}, one entry per lane")
+    check_dtype(values, dtypes, name, ", one entry per lane")
     if tuple(values.shape) != (lanes,):
         raise InputError(f"{name} has shape {tuple(values.shape)}: it must be ({lanes},), one entry per lane of tokens")
 
@@ -61,9 +70,7 @@ def lengths_of(lengths: Tensor | None, lanes: int, num_tokens: int) -> tuple[int
 
 def check_same_shape(values: Tensor, tokens: Tensor, name: str, dtypes: Sequence[torch.dtype]) -> None:
     """A tensor of the shape of tokens."""
-    if not isinstance(values, Tensor) or values.dtype not in dtypes:
-        found = _dtype(values) if isinstance(values, Tensor) else type(values).__name__
-        raise InputError(f"{name} is {found}: it must be a tensor of dtype {' or '.join(map(_name, dtypes))}")
+    check_dtype(values, dtypes, name)
     if values.shape != tokens.shape:
         raise InputError(f"{name} has shape {tuple(values.shape)}: it must be that of tokens, {tuple(tokens.shape)}")
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from block_recurrent.config import ModelConfig
-from block_recurrent.ops import knn_attend
+from block_recurrent.ops import knn_attend, on_device
 
 # Room to spare, at least, in appended blocks: so many successors can share storage with a value that is still in use.
 SPARE_BLOCKS = 4
@@ -177,14 +177,14 @@ class KNNMemory:
 
     def _visible(self, used: int, device: torch.device) -> Tensor:
         """(B, used): the storage slots that hold one of this value's entries."""
-        ends, counts = (torch.tensor(x, device=device)[:, None] for x in (self.ends, self.counts))
+        ends, counts = (on_device(x, device)[:, None] for x in (self.ends, self.counts))
         age = (ends - 1 - torch.arange(used, device=device)) % self._storage.capacity
         return age < counts
 
     def _slots_by_age(self) -> tuple[Tensor, Tensor]:
         """(B, M): storage slot of each entry, oldest first, and whether there is one."""
         device = self._storage.keys.device
-        ends, counts = (torch.tensor(x, device=device)[:, None] for x in (self.ends, self.counts))
+        ends, counts = (on_device(x, device)[:, None] for x in (self.ends, self.counts))
         rank = torch.arange(self.size, device=device)
         return (ends - counts + rank) % self._storage.capacity, rank < counts
 

@@ -11,7 +11,7 @@ import math
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,25 +20,23 @@ from block_recurrent.config import ModelConfig
 from block_recurrent.errors import MemoryMismatchError
 from block_recurrent.model import checks
 from block_recurrent.model.blocks import BlockGrid, slice_lanes
-from block_recurrent.model.cell import RecurrentCell, StateView
-from block_recurrent.model.layer import Layer
+from block_recurrent.model.cell import RecurrentCell
+from block_recurrent.model.layer import Layer, TokenWeights
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
 from block_recurrent.nn.linear import normal
 from block_recurrent.nn.norm import RMSNorm
-from block_recurrent.ops import cross_entropy, dropout
+from block_recurrent.ops import StateView, cross_entropy, dropout, on_device
+from block_recurrent.ops.precision import product_dtype
 
 
 class Loss(NamedTuple):
     """What `BlockRecurrentLM.loss` returns."""
 
-    sum: Tensor
-    """Cross-entropy in nats, summed over the tokens that count; float32, with gradient."""
+    sum: Tensor  # cross-entropy in nats, summed over the tokens that count; float32, with gradient
     count: Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody misses
     """How many tokens that is; float32."""
-    memory: DocumentMemory
-    """The next memory."""
-    per_token: Tensor
-    """(B, N) nats of every token, counted or not; float32, no gradient."""
+    memory: DocumentMemory  # the next memory
+    per_token: Tensor  # (B, N) nats of every token, counted or not; float32, no gradient
 
 
 class BlockRecurrentLM(nn.Module):
@@ -83,29 +81,38 @@ class BlockRecurrentLM(nn.Module):
         return x, DocumentMemory(layers, tokens_read, self.config, maker=weakref.ref(self))
 
     def _stack(
-        self, x: Tensor, memories: tuple[LayerMemory, ...], grid: BlockGrid
-    ) -> tuple[Tensor, tuple[LayerMemory, ...]]:
+        self,
+        x: Tensor,
+        memories: Sequence[LayerMemory],
+        grid: BlockGrid,
+        weights: Sequence[TokenWeights | None] | None = None,
+    ) -> tuple[Tensor, Sequence[LayerMemory]]:
         """All layers over all tokens of the call at once."""
         after = []
-        for layer, memory, view in zip(self.layers, memories, self._feedback_views(memories), strict=True):
-            x, memory = layer(x, memory, grid, view)
+        views = self._feedback_views(memories)
+        for layer, memory, view, own in zip(
+            self.layers, memories, views, weights or [None] * len(self.layers), strict=True
+        ):
+            x, memory = layer(x, memory, grid, view, own)
             after.append(memory)
         return x, tuple(after)
 
     def _block_by_block(
-        self, x: Tensor, memories: tuple[LayerMemory, ...], grid: BlockGrid
-    ) -> tuple[Tensor, tuple[LayerMemory, ...]]:
+        self, x: Tensor, memories: Sequence[LayerMemory], grid: BlockGrid
+    ) -> tuple[Tensor, Sequence[LayerMemory]]:
         """Block feedback (SPEC section 6): the whole stack on block 1, then on block 2; gradients flow between them."""
-        hidden, num_tokens, offsets = torch.zeros_like(x), x.shape[1], grid.offsets
+        found, offsets, weights = [], grid.offsets, [cast(Layer, layer).weights() for layer in self.layers]
         for first, lengths in grid.pieces():
             longest = max(lengths)
             piece = BlockGrid(grid.window, offsets, tuple(lengths), longest)
-            y, memories = self._stack(slice_lanes(x, first, longest, dim=1), memories, piece)
-            hidden = hidden + _place(y, first, lengths, num_tokens)
+            y, memories = self._stack(slice_lanes(x, first, longest, dim=1), memories, piece, weights)
+            found.append((y, first, lengths))
             offsets = tuple((p + n) % grid.window for p, n in zip(offsets, lengths, strict=True))
-        return hidden, memories
+        if len(set(grid.offsets)) == len(set(grid.lengths)) == 1 and grid.lengths[0] == x.shape[1]:
+            return torch.cat([y for y, _, _ in found], dim=1), memories  # all lanes at the same place
+        return sum((_place(*piece, x.shape[1]) for piece in found), torch.zeros_like(x)), memories
 
-    def _feedback_views(self, memories: tuple[LayerMemory, ...]) -> Sequence[StateView | None]:
+    def _feedback_views(self, memories: Sequence[LayerMemory]) -> Sequence[StateView | None]:
         """What each layer reads in block feedback: a recurrent layer its own state, the others the highest one."""
         if not self.config.feedback:
             return [None] * len(memories)
@@ -113,7 +120,7 @@ class BlockRecurrentLM(nn.Module):
         highest = own[max(own)]
         return [own.get(index, highest) for index in range(len(memories))]
 
-    def _cells(self, memories: tuple[LayerMemory, ...]) -> Iterator[tuple[int, RecurrentCell, Tensor]]:
+    def _cells(self, memories: Sequence[LayerMemory]) -> Iterator[tuple[int, RecurrentCell, Tensor]]:
         """Index, cell and present state of every recurrent layer."""
         for index, (layer, memory) in enumerate(zip(self.layers, memories, strict=True)):
             if isinstance(layer.cell, RecurrentCell) and memory.state is not None:
@@ -136,8 +143,7 @@ class BlockRecurrentLM(nn.Module):
         checks.check_same_shape(targets, tokens, "targets", (targets.dtype,))
         if mask is None:
             real = checks.lengths_of(lengths, *targets.shape)
-            mask = torch.arange(targets.shape[1]) < torch.tensor(real)[:, None]
-            mask = mask.to(targets.device)
+            mask = _within(real, targets.shape[1], targets.device)
         checks.check_same_shape(mask, tokens, "mask", (torch.bool,))
         hidden, memory = self.hidden(tokens, memory, starts, lengths)
         total, per_token = cross_entropy(
@@ -172,7 +178,7 @@ class BlockRecurrentLM(nn.Module):
         # In training, initial states take part in every call: processes that share weights must use the same ones.
         if not (self.training or any(memory.fresh)):
             return memory
-        fresh = torch.tensor(memory.fresh, device=memory.device)[:, None, None]
+        fresh = on_device(memory.fresh, memory.device)[:, None, None]
         layers = list(memory.layers)
         for index, cell, state in self._cells(memory.layers):
             layers[index] = replace(layers[index], state=torch.where(fresh, cell.fresh_state(memory.lanes), state))
@@ -187,7 +193,8 @@ class BlockRecurrentLM(nn.Module):
                 f"the memory has {memory.lanes} lanes, tokens has {lanes}: they must be the same; "
                 "pick lanes with memory.select, join memories with DocumentMemory.cat"
             )
-        if (memory.device, memory.dtype) != (self.embedding.weight.device, self.embedding.weight.dtype):
+        weight = self.embedding.weight
+        if memory.device != weight.device or memory.dtype not in (weight.dtype, product_dtype(weight)):
             mine = f"{self.embedding.weight.dtype} on {self.embedding.weight.device}"
             raise MemoryMismatchError(
                 f"the memory is {memory.dtype} on {memory.device}, the model {mine}: use memory.to(device, dtype)"
@@ -204,5 +211,12 @@ class BlockRecurrentLM(nn.Module):
 
 def _place(x: Tensor, first: list[int], lengths: list[int], num_tokens: int) -> Tensor:
     """x (B, n, D) at its place in a call of N tokens: zeros before first[b] and from first[b] + lengths[b] on."""
-    real = torch.arange(x.shape[1], device=x.device) < torch.tensor(lengths, device=x.device)[:, None]
+    real = _within(lengths, x.shape[1], x.device)
     return slice_lanes(x * real[..., None], [-start for start in first], num_tokens, dim=1)
+
+
+def _within(lengths: Sequence[int], num_tokens: int, device: torch.device) -> Tensor:
+    """(B, N): whether a place is one of its lane's first lengths[b]."""
+    if min(lengths) == num_tokens:
+        return torch.ones(len(lengths), num_tokens, dtype=torch.bool, device=device)
+    return torch.arange(num_tokens, device=device) < on_device(lengths, device)[:, None]

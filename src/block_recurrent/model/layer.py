@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
 from block_recurrent.config import ModelConfig
 from block_recurrent.model.blocks import BlockGrid
-from block_recurrent.model.cell import RecurrentCell, StateView
+from block_recurrent.model.cell import RecurrentCell
 from block_recurrent.model.knn_memory import KNNMemory
 from block_recurrent.model.memory import LayerMemory
-from block_recurrent.nn.linear import apply_joined, constant, linear
+from block_recurrent.nn.linear import apply_joined, constant, joined, linear
 from block_recurrent.nn.mlp import MLP
 from block_recurrent.nn.norm import RMSNorm
 from block_recurrent.nn.position import PositionBias
-from block_recurrent.ops import attend, dropout, merge_heads, split_heads, unit_heads, window_attention
+from block_recurrent.ops import StateView, attend_each, dropout, merge_heads, split_heads, unit_heads, window_attention
+
+
+class TokenWeights(NamedTuple):
+    """What the tokens of a layer meet before attention, made of its parameters once for all blocks of a call."""
+
+    projection: Tensor | None
+    """To values, keys, queries and queries to the states; None where each map has a product of its own."""
+    scales: Tensor
+    """Of all heads but those of values, (.., 1, 1)."""
+    bias: Tensor
+    """(H, W), with the head's scale on it."""
 
 
 class Layer(nn.Module):
@@ -41,53 +54,67 @@ class Layer(nn.Module):
         self.mlp = MLP(D, config.mlp_dim)
 
     def forward(
-        self, x: Tensor, memory: LayerMemory, grid: BlockGrid, view: StateView | None = None
+        self,
+        x: Tensor,
+        memory: LayerMemory,
+        grid: BlockGrid,
+        view: StateView | None = None,
+        weights: TokenWeights | None = None,
     ) -> tuple[Tensor, LayerMemory]:
         """x (B, N, D) -> x, and what the layer remembers next. `view`: the state to read in block feedback."""
-        queries, keys, values, state_queries = self._project_tokens(self._dropout(self.attention_norm(x)))
-        keys, values = torch.cat([memory.keys, keys], dim=2), torch.cat([memory.values, values], dim=2)
+        weights = weights or self.weights()
+        queries, keys, values, state_queries = self._project_tokens(self._dropout(self.attention_norm(x)), weights)
+        # The cache is in the dtype of the keys that it got; the state stays in that of the weights.
+        keys = torch.cat([memory.keys.to(keys.dtype), keys], dim=2)
+        values = torch.cat([memory.values.to(values.dtype), values], dim=2)
         fixed = 0 if memory.keys.requires_grad else memory.keys.shape[2]
-        attention = window_attention(queries, keys, values, self._bias(), self._attention_dropout, fixed_keys=fixed)
+        attention = window_attention(queries, keys, values, weights.bias, self._attention_dropout, fixed_keys=fixed)
         state, knn = memory.state, memory.knn
         if knn is not None:
             attention, knn = self._search(attention, queries, keys, values, knn, grid)
         views = [] if view is None else [view]
         if self.cell is not None:
             views, state = self.cell.scan(memory.state, keys, values, grid, view)
+        merged = merge_heads(attention)
         if views:
-            attention = torch.cat([attention, self._read_states(state_queries, views, grid)], dim=1)
-        x = x + self.project(merge_heads(attention))
+            merged = torch.cat([merged, merge_heads(self._read_states(state_queries, views, grid))], dim=2)
+        x = x + self.project(merged)
         x = x + self._dropout(self.mlp(self.mlp_norm(x)))
         cached = memory.keys.shape[2]
         return x, LayerMemory(grid.newest(keys, cached), grid.newest(values, cached), state, knn)
 
-    def _project_tokens(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """(B, N, D) -> queries, keys, values and queries to the states, (B, H, N, K) each."""
-        maps, scales = [self.to_values, self.to_keys, self.to_queries], [torch.ones_like(self.scale), self.scale.abs()]
-        if self.to_state_queries is not None and self.state_scale is not None:
-            maps.append(self.to_state_queries)
+    def weights(self) -> TokenWeights:
+        """From the parameters as they are now."""
+        scale = self.scale.abs()
+        scales = [torch.ones_like(scale), scale]
+        if self.state_scale is not None:
             scales.append(self.state_scale.abs())
-        heads = split_heads(apply_joined(h, *maps), len(maps) * self.config.num_heads)
-        values, keys, queries, *rest = unit_heads(heads, torch.cat(scales).view(-1, 1, 1))
-        return queries, keys, values, rest[0] if rest else None
+        return TokenWeights(joined(*self._maps()), torch.cat(scales).view(-1, 1, 1), self.bias(scale))
 
-    def _bias(self) -> Tensor:
-        """(H, W): what is added to the logits of the W keys, the oldest first. The head's scale is on it too."""
+    def bias(self, scale: Tensor) -> Tensor:
+        """(H, W): what is added to the logits of the W keys, the oldest first; `scale`: of the heads, not negative."""
         if self.position_bias is None:
-            return self.scale.new_zeros(len(self.scale), self.config.window)
-        return self.position_bias(self.config.window) * self.scale.abs()[:, None]
+            return scale.new_zeros(len(scale), self.config.window)
+        return self.position_bias(self.config.window) * scale[:, None]
+
+    def _maps(self) -> list[nn.Module]:
+        maps = [self.to_values, self.to_keys, self.to_queries, self.to_state_queries]
+        return [map for map in maps if map is not None]
+
+    def _project_tokens(self, h: Tensor, weights: TokenWeights) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """(B, N, D) -> queries, keys, values and queries to the states, (B, H, N, K) each."""
+        maps = self._maps()
+        heads = split_heads(apply_joined(h, weights.projection, *maps), len(maps) * self.config.num_heads)
+        values, keys, queries, *rest = unit_heads(heads, weights.scales)
+        return queries, keys, values, rest[0] if rest else None
 
     def _read_states(self, q: Tensor | None, views: list[StateView], grid: BlockGrid) -> Tensor:
         """Each token over the state as it was at the start of its block, one view per block: (B, H, N, K)."""
         assert q is not None
-        if len(views) == 1:
-            return attend(q, views[0].keys, views[0].values, self._attention_dropout)
-        # Blocks are lanes of their own: (B * T, H, W or S, K).
-        keys = torch.stack([view.keys for view in views], dim=1).flatten(0, 1)
-        values = torch.stack([view.values for view in views], dim=1).flatten(0, 1)
-        queries = grid.into_blocks(q).transpose(1, 2).flatten(0, 1)
-        found = attend(queries, keys, values, self._attention_dropout).unflatten(0, (-1, len(views)))
-        return grid.out_of_blocks(found.transpose(1, 2))
+        keys, values = [view.keys for view in views], [view.values for view in views]
+        blocks = grid.into_blocks(q)
+        found = attend_each(blocks.flatten(2, 3), keys, values, self._attention_dropout)
+        return grid.out_of_blocks(found.view(blocks.shape))
 
     def _search(
         self, attention: Tensor, q: Tensor, keys: Tensor, values: Tensor, knn: KNNMemory, grid: BlockGrid

@@ -24,6 +24,7 @@ from torch import Tensor
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import InputError, MemoryMismatchError
 from block_recurrent.model.knn_memory import KNNMemory, room_to_spare
+from block_recurrent.ops import on_device
 
 if TYPE_CHECKING:
     from block_recurrent.model.language_model import BlockRecurrentLM
@@ -58,15 +59,11 @@ class LayerMemory:
 class DocumentMemory:
     """The memory of B lanes. Make one with `empty` or `load`; a model's call returns the next."""
 
-    layers: tuple[LayerMemory, ...]
-    tokens_read: Tensor
-    """(B,) int64, on the CPU: tokens of its document that each lane has read."""
-    config: ModelConfig
-    """The model's configuration; a memory fits models of the same shape."""
-    maker: weakref.ref[BlockRecurrentLM] | None = None
-    """The model that made it, where it is known."""
-    fingerprint: str | None = None
-    """Hash of that model's shape and weights, where the memory comes from a file."""
+    layers: Sequence[LayerMemory]
+    tokens_read: Tensor  # (B,) int64, on the CPU: tokens of its document that each lane has read
+    config: ModelConfig  # the model's configuration; a memory fits models of the same shape
+    maker: weakref.ref[BlockRecurrentLM] | None = None  # the model that made it, where it is known
+    fingerprint: str | None = None  # hash of that model's shape and weights, where the memory comes from a file
 
     @classmethod
     def empty(
@@ -135,6 +132,11 @@ class DocumentMemory:
         """Lanes that have read nothing: their state is the learned initial one, whatever is stored."""
         return [count == 0 for count in self.tokens_read.tolist()]
 
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Every tensor by layer and name, under the names that memory files have."""
+        named = [(f"layers.{i}", layer.named_tensors()) for i, layer in enumerate(self.layers)]
+        return {f"{layer}.{name}": x for layer, tensors in named for name, x in tensors.items()}
+
     def detach(self) -> DocumentMemory:
         """The same values, cut from the graph: no gradient goes further back than here."""
         return self._map(lambda x: x.detach().contiguous(), lambda knn: knn)
@@ -178,7 +180,7 @@ class DocumentMemory:
         if not any(lanes):
             return self
         marked = torch.tensor(lanes)
-        gone = marked.to(self.device)[:, None, None, None]
+        gone = on_device(marked, self.device)[:, None, None, None]
         layers = [
             LayerMemory(
                 layer.keys.masked_fill(gone, 0),
@@ -210,7 +212,7 @@ class DocumentMemory:
         return self.lanes == other.lanes and self.difference(other) <= tolerance
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file, aside first and then renamed; see `memory_file`."""
+        """Write a safetensors file, under a temporary name first and then renamed; see `memory_file`."""
         from block_recurrent.model.memory_file import save_memory
 
         save_memory(self, Path(path))

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import BlockRecurrentError, FileFormatError
+from block_recurrent.io import door
 from block_recurrent.io.atomic import atomic_file
+from block_recurrent.io.tensors import check_finite, read_tensors
 from block_recurrent.model.knn_memory import KNNMemory, room_to_spare
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
 
@@ -22,18 +24,26 @@ FORMAT = "block-recurrent-memory"
 VERSION = 1
 HEADER_STEP = 1 << 13
 """The header is filled up to a multiple of this, so that a file is as large after a million tokens as after one."""
+ROOM_LIMIT = 1 << 30
+"""Bytes of room to spare that a file may ask for, whatever its own size."""
+_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+_RULES: dict[str, door.Rule] = {
+    "version": door.is_count,
+    "config": lambda values: isinstance(values, dict),
+    "fingerprint": lambda value: value is None or isinstance(value, str),
+    "tokens_read": lambda values: door.is_counts(values) and len(values) > 0,
+    "recall_counts": lambda values: isinstance(values, dict),
+    "recall_ends": lambda values: isinstance(values, dict),
+    "extra": lambda values: isinstance(values, dict),
+}
 
 
 def save_memory(memory: DocumentMemory, path: Path, extra: dict[str, Any] | None = None) -> None:
-    """Write the file aside, then rename it: an interrupted save leaves the old file as it was.
+    """Write to a temporary file, then rename it: an interrupted save leaves the old file as it was.
 
     extra: further plain values for the header, given back by `load_memory_with_extra`.
     """
-    tensors = {
-        f"layers.{i}.{name}": x.detach().cpu().contiguous()
-        for i, layer in enumerate(memory.layers)
-        for name, x in layer.named_tensors().items()
-    }
+    tensors = {name: x.detach().cpu().contiguous() for name, x in memory.named_tensors().items()}
     header = {
         "version": VERSION,
         "config": memory.config.to_dict(),
@@ -47,10 +57,12 @@ def save_memory(memory: DocumentMemory, path: Path, extra: dict[str, Any] | None
     metadata = {FORMAT: text.ljust(-(-len(text) // HEADER_STEP) * HEADER_STEP)}
     metadata["sha256"] = _hash(metadata[FORMAT], tensors)
     try:
+        check_finite(tensors)
         with atomic_file(path) as aside:
             aside.write_bytes(save(tensors, metadata=metadata))
-    except OSError as error:
-        raise FileFormatError(f"the memory can't be written to '{path}': {error.strerror or error}") from None
+    except (FileFormatError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FileFormatError(f"the memory can't be written to '{path}': {reason}") from None
 
 
 def load_memory(path: Path) -> DocumentMemory:
@@ -58,31 +70,32 @@ def load_memory(path: Path) -> DocumentMemory:
     return load_memory_with_extra(path)[0]
 
 
-def load_memory_with_extra(path: Path) -> tuple[DocumentMemory, dict[str, Any]]:
-    """As `load_memory`, with the further values that were saved in the header."""
+def load_header(path: Path) -> dict[str, Any]:
+    """What a memory file says about itself; its tensors are not read, and not checked."""
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            header = _header(path, metadata)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            return _header(path, file.metadata() or {})
     except FileNotFoundError:
         raise FileFormatError(f"there is no memory file '{path}'") from None
     except (SafetensorError, OSError) as error:
-        raise FileFormatError(
-            f"'{path}' can't be read as a memory file, it is damaged, cut or another kind of file: {error}"
-        ) from None
+        raise FileFormatError(f"'{path}' can't be read as a memory file: {error}") from None
+
+
+def load_memory_with_extra(path: Path) -> tuple[DocumentMemory, dict[str, Any]]:
+    """As `load_memory`, with the further values that were saved in the header."""
+    tensors, metadata = read_tensors(path, "memory file")
+    header = _header(path, metadata)
     if _hash(metadata[FORMAT], tensors) != metadata.get("sha256"):
         raise FileFormatError(
             f"memory file '{path}' is damaged: its contents don't match their hash; read the text again"
         )
     try:
-        config = ModelConfig.from_dict(header["config"])
+        config = _check(header, tensors)
         layers = [_layer(tensors, i, header, config) for i in range(config.num_layers)]
-        tokens_read = torch.tensor(header["tokens_read"], dtype=torch.int64)
-        extra = dict(header.get("extra", {}))
-    except (KeyError, TypeError, BlockRecurrentError) as error:
-        raise FileFormatError(f"memory file '{path}' is damaged: {error}") from None
-    return DocumentMemory(tuple(layers), tokens_read, config, fingerprint=header["fingerprint"]), extra
+    except (BlockRecurrentError, RuntimeError, OverflowError, TypeError) as error:
+        raise FileFormatError(f"memory file '{path}' is damaged: {door.first_line(error)}") from None
+    tokens_read = torch.tensor(header["tokens_read"], dtype=torch.int64)
+    return DocumentMemory(tuple(layers), tokens_read, config, fingerprint=header["fingerprint"]), header["extra"]
 
 
 def hash_tensors(tensors: dict[str, Tensor]) -> str:
@@ -104,7 +117,7 @@ def _header(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
         raise FileFormatError(f"'{path}' is a safetensors file, but not a memory file: it has no '{FORMAT}' header")
     try:
         header = json.loads(metadata[FORMAT])
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise FileFormatError(f"memory file '{path}' is damaged: its header is not JSON: {error}") from None
     if not isinstance(header, dict) or "version" not in header:
         raise FileFormatError(f"memory file '{path}' is damaged: its header has no version")
@@ -113,6 +126,45 @@ def _header(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
             f"memory file '{path}' has format version {header['version']}, this program reads version {VERSION}"
         )
     return header
+
+
+def _check(header: dict[str, Any], tensors: dict[str, Tensor]) -> ModelConfig:
+    """The configuration, if all else has the names, shapes, types and ranges that follow from it.
+
+    The kernels compute addresses from these numbers.
+    """
+    door.check_schema(header, _RULES, "its header")
+    config, lanes = ModelConfig.from_dict(header["config"]), len(header["tokens_read"])
+    if config.num_layers > len(tensors):  # before anything is made for each layer
+        raise FileFormatError(f"it has {len(tensors)} tensors for {config.num_layers} layers")
+    expected = DocumentMemory.empty(config, lanes, "meta", torch.float32).named_tensors()
+    for name in sorted(tensors.keys() | expected.keys()):
+        found, rule = (tuple(x[name].shape) if name in x else "not there" for x in (tensors, expected))
+        if found != rule:
+            raise FileFormatError(f"'{name}' is {found}, and should be {rule} by its configuration")
+    dtypes = {x.dtype for x in tensors.values()}
+    if len(dtypes) != 1 or not dtypes <= _DTYPES:
+        raise FileFormatError(f"its tensors are {', '.join(sorted(map(str, dtypes)))}, and should be one float type")
+    check_finite(tensors)
+    if header["fingerprint"] is None and any(header["tokens_read"]):
+        raise FileFormatError("it does not say which model made it")
+    _check_recall(header, config, lanes)
+    room = 2 * len(config.memory_layers) * lanes * room_to_spare(config) * config.num_heads * config.head_dim * 4
+    if room > max(ROOM_LIMIT, 64 * sum(x.nbytes for x in tensors.values())):
+        raise FileFormatError(f"segment {config.segment} would need {room / 2**30:,.0f} GiB of room to spare")
+    return config
+
+
+def _check_recall(header: dict[str, Any], config: ModelConfig, lanes: int) -> None:
+    """How many entries each kNN memory holds, and where they end."""
+    keys = [str(number - 1) for number in config.memory_layers]
+    per_lane = dict.fromkeys(keys, lambda values: door.is_counts(values) and len(values) == lanes)
+    door.check_schema(header["recall_counts"], per_lane, "recall_counts")
+    door.check_schema(header["recall_ends"], per_lane, "recall_ends")
+    for key in keys:
+        for count, end in zip(header["recall_counts"][key], header["recall_ends"][key], strict=True):
+            if count > min(config.memory_size, end):
+                raise FileFormatError(f"it has {count} entries up to {end} in a memory of {config.memory_size}")
 
 
 def _layer(tensors: dict[str, Tensor], index: int, header: dict[str, Any], config: ModelConfig) -> LayerMemory:

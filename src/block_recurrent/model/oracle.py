@@ -36,8 +36,7 @@ class Document:
     keys: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """(layer, position) -> (H, K), after normalisation."""
     values: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    states: dict[int, Tensor] = field(default_factory=dict)
-    """layer -> (S, D), as it was at the start of the open block."""
+    states: dict[int, Tensor] = field(default_factory=dict)  # layer -> (S, D), as it was at the start of the open block
 
     def copy(self) -> Document:
         return Document(self.length, dict(self.keys), dict(self.values), dict(self.states))

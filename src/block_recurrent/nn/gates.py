@@ -102,6 +102,6 @@ def gate_biases(model: nn.Module) -> list[nn.Parameter]:
 
 def register_gate(name: str, gate: type[Gate]) -> None:
     """Make a gate known under the name that `ModelConfig.gate` gives it."""
-    if name not in config.GATES:
-        config.GATES.append(name)
+    if name not in config.GATE_NAMES:
+        config.GATE_NAMES.append(name)
     GATES[name] = gate

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from block_recurrent.ops.precision import product_dtype
+
 # Standard deviation of a unit normal that is cut at two deviations: what `trunc_normal_` loses is given back.
 _DEVIATION_AFTER_CUT = 0.87962566103423978
 
@@ -20,12 +22,17 @@ def linear(in_dim: int, out_dim: int, variance: float = 1.0) -> nn.Linear:
     return layer
 
 
-def apply_joined(x: Tensor, *maps: nn.Module) -> Tensor:
-    """Several maps of one x, (..., in) -> (..., outputs of all): one product, though they are separate parameters."""
-    weights = [map.weight for map in maps if type(map) is nn.Linear]
-    if len(weights) == len(maps):
-        return F.linear(x, torch.cat(weights))
-    return torch.cat([map(x) for map in maps], dim=-1)  # modules with products of their own, such as 8-bit weights
+def joined(*maps: nn.Module) -> Tensor | None:
+    """The weights of several maps as one, in the dtype of products; None if one has products of its own (8 bits)."""
+    if any(type(map) is not nn.Linear for map in maps):
+        return None
+    weight = torch.cat([map.weight for map in maps])  # type: ignore[misc]
+    return weight.to(product_dtype(weight))
+
+
+def apply_joined(x: Tensor, weight: Tensor | None, *maps: nn.Module) -> Tensor:
+    """Several maps of one x, (..., in) -> (..., outputs of all): one product where `joined` made a weight of them."""
+    return torch.cat([map(x) for map in maps], dim=-1) if weight is None else F.linear(x, weight)
 
 
 def normal(*shape: int, deviation: float) -> nn.Parameter:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
 from torch import Tensor, nn
 
 from block_recurrent.nn.linear import normal
+from block_recurrent.ops import on_device
 
 NUM_BUCKETS = 32
 MAX_DISTANCE = 128
@@ -23,10 +23,7 @@ def bucket_of(distance: int) -> int:
     return min(exact + int(share * (NUM_BUCKETS - exact)), NUM_BUCKETS - 1)
 
 
-@functools.lru_cache(maxsize=32)
-def _buckets(window: int, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # kept for training too, whoever asks first
-        return torch.tensor([bucket_of(distance) for distance in range(window, 0, -1)], device=device)
+_BUCKETS = torch.tensor([bucket_of(distance) for distance in range(MAX_DISTANCE, 0, -1)])
 
 
 class PositionBias(nn.Module):
@@ -38,4 +35,7 @@ class PositionBias(nn.Module):
 
     def forward(self, window: int) -> Tensor:
         """(H, W): the bias at distances W to 1: of the oldest key first."""
-        return self.table[:, _buckets(window, self.table.device)]
+        near = self.table[:, on_device(_BUCKETS[-window:], self.table.device)]
+        if window <= MAX_DISTANCE:
+            return near
+        return torch.cat([near[:, :1].expand(-1, window - MAX_DISTANCE), near], dim=1)

@@ -3,23 +3,40 @@
 `registry` decides which backend runs; nothing outside of this room knows.
 """
 
-from block_recurrent.ops.attention import attend, merge_heads, split_heads, window_attention
+from block_recurrent.ops.attention import (
+    StateView,
+    StateWeights,
+    attend,
+    attend_each,
+    merge_heads,
+    split_heads,
+    state_step,
+    state_view,
+    window_attention,
+)
 from block_recurrent.ops.dropout import dropout
 from block_recurrent.ops.knn import knn_attend
 from block_recurrent.ops.loss import CrossEntropy, cross_entropy
 from block_recurrent.ops.norm import rms_norm, unit_heads, unit_length
 from block_recurrent.ops.registry import backend
+from block_recurrent.ops.transfer import on_device
 
 __all__ = [
     "CrossEntropy",
+    "StateView",
+    "StateWeights",
     "attend",
+    "attend_each",
     "backend",
     "cross_entropy",
     "dropout",
     "knn_attend",
     "merge_heads",
+    "on_device",
     "rms_norm",
     "split_heads",
+    "state_step",
+    "state_view",
     "unit_heads",
     "unit_length",
     "window_attention",

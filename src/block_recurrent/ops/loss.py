@@ -16,9 +16,11 @@ from torch.nn import functional as F
 from block_recurrent.ops import registry
 from block_recurrent.ops.cpp.loss import cpp_cross_entropy
 from block_recurrent.ops.norm import at_least_float32
+from block_recurrent.ops.precision import product_dtype
 
 # Logits held at once: at most 128 MiB in float32, and not so few that the calls themselves cost time.
 MOST_LOGITS, FEWEST_LOGITS = 2**25, 2**20
+MOST_LOGITS_ON_GPU = 2**27  # 512 MiB in float32: 4,194 tokens of 32,000 pieces
 FEWEST_TOKENS = 512
 # Beyond so many nats a probability is no longer a normal float32, and its logarithm is not exact.
 EXACT_UP_TO = 80.0
@@ -49,7 +51,11 @@ def cross_entropy(hidden: Tensor, table: Tensor, targets: Tensor, counts: Tensor
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, table: Tensor, targets: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-        per_token, d_hidden, d_table = _chunk_by_chunk(hidden, table, targets, counts, *ctx.needs_input_grad[:2])
+        ctx.dtypes = hidden.dtype, table.dtype
+        dtype = product_dtype(hidden)
+        per_token, d_hidden, d_table = _chunk_by_chunk(
+            *(hidden.to(dtype), table.to(dtype), targets[:, None], counts[:, None]), *ctx.needs_input_grad[:2]
+        )
         ctx.save_for_backward(d_hidden, d_table)
         ctx.mark_non_differentiable(per_token)
         return torch.where(counts, per_token, 0).sum(), per_token
@@ -57,8 +63,8 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        d_hidden, d_table = ctx.saved_tensors
-        scaled = (None if d is None else d * grads[0].to(d.dtype) for d in (d_hidden, d_table))
+        saved = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        scaled = (None if d is None else d.to(dtype) * grads[0].to(dtype) for d, dtype in saved)
         return next(scaled), next(scaled), None, None
 
 
@@ -66,46 +72,59 @@ def _chunk_by_chunk(
     hidden: Tensor, table: Tensor, targets: Tensor, counts: Tensor, need_hidden: bool, need_table: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The losses, and the gradients of the sum of those that count, where they are needed."""
-    per_token = hidden.new_empty(len(hidden), dtype=at_least_float32(hidden[:0]).dtype)
+    losses = [at_least_float32(hidden[:0, 0])]
     d_hidden = torch.empty_like(hidden) if need_hidden else None
-    d_table = torch.zeros_like(table, dtype=per_token.dtype) if need_table else None
+    d_table = torch.zeros_like(table, dtype=losses[0].dtype) if need_table else None
     chunk = _tokens_at_once(table)
     for part in (slice(i, i + chunk) for i in range(0, len(hidden), chunk)):
-        d_part = None if d_hidden is None else d_hidden[part]
-        per_token[part] = _one_chunk(hidden[part], table, targets[part, None], counts[part, None], d_part, d_table)
-    _repair(per_token, hidden, table, targets)
-    return per_token, d_hidden, None if d_table is None else d_table.to(table.dtype)
+        loss, d_logits = _one_chunk(hidden[part] @ table.T, targets[part], need_hidden or need_table)
+        losses.append(loss)
+        if d_hidden is not None and d_logits is not None:
+            torch.mm(d_logits, table, out=d_hidden[part]).mul_(counts[part])
+        if d_table is not None and d_logits is not None:
+            d_table = _plus_product(d_table, d_logits.T, hidden[part] * counts[part])
+        del d_logits  # the next logits then take the same place in the cache
+    per_token = torch.cat(losses)
+    if per_token.is_cpu:
+        _repair(per_token, hidden, table, targets)
+    return per_token, d_hidden, d_table
 
 
-def _one_chunk(
-    hidden: Tensor, table: Tensor, target: Tensor, counts: Tensor, d_hidden: Tensor | None, d_table: Tensor | None
-) -> Tensor:
-    """The losses of some tokens; gradients are written to `d_hidden` and added to `d_table`.
+def _one_chunk(logits: Tensor, target: Tensor, need_gradient: bool) -> tuple[Tensor, Tensor | None]:
+    """The losses of some tokens, and the gradient of the logits in their dtype: p - onehot(target)."""
+    if not need_gradient:
+        full = at_least_float32(logits)
+        return (full.logsumexp(-1, keepdim=True) - full.gather(1, target)).squeeze(1), None
+    if logits.is_cpu:
+        # Row by row, in place: the logits pass through memory once. Where the probability is no normal number, the
+        # loss is repaired later, which takes a look at numbers that other devices would have to wait for.
+        full = at_least_float32(logits)
+        full = torch.softmax(full, -1, out=full)
+        of_target = full.gather(1, target)
+        log_of_target = of_target.log()
+    else:
+        full = torch.log_softmax(logits, -1, dtype=torch.float32 if logits.dtype.itemsize < 4 else None)
+        log_of_target = full.gather(1, target)
+        of_target = log_of_target.exp()
+        full.exp_()
+    return -log_of_target.squeeze(1), full.scatter_(1, target, of_target - 1).to(logits.dtype)
 
-    A function, so that the logits are gone before the next ones are made: they then take the same place in the cache.
-    """
-    logits = at_least_float32(hidden @ table.T)
-    if d_hidden is None and d_table is None:
-        return (logits.logsumexp(-1, keepdim=True) - logits.gather(1, target)).squeeze(1)
-    # Softmax row by row, in place: the logits pass through memory once.
-    probabilities = torch.softmax(logits, -1, out=logits)
-    of_target = probabilities.gather(1, target)
-    # The gradient of -log p[target] is p - onehot(target); tokens that do not count have none.
-    d_logits = probabilities.scatter_(1, target, of_target - 1).to(hidden.dtype)
-    if d_hidden is not None:
-        torch.mm(d_logits, table, out=d_hidden).mul_(counts)
-    if d_table is not None:
-        d_table.addmm_(d_logits.T.to(d_table.dtype), (hidden * counts).to(d_table.dtype))
-    return -of_target.log().squeeze(1)
+
+def _plus_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """total + a @ b, summed in float32 or better whatever the dtype of a and b; `total` may be used up."""
+    if a.dtype != total.dtype and not a.is_cpu and hasattr(torch.ops.aten.addmm, "dtype"):  # since torch 2.8
+        return torch.addmm(total, a, b, out_dtype=total.dtype)
+    return total.addmm_(a.to(total.dtype), b.to(total.dtype))
 
 
 def _tokens_at_once(table: Tensor) -> int:
-    """As many as a vector is long: the table's gradient, which every chunk adds to, is then no larger than logits.
-
-    Products with fewer than 512 rows are slow, even where their logits would stay in the cache: the table is laid out
-    anew for each of them.
+    """On a CPU, as many as a vector is long: the table's gradient, which every chunk adds to, is then no larger than
+    logits. Products with fewer than 512 rows are slow, even where their logits would stay in the cache: the table is
+    laid out anew for each of them. On a GPU the fewer chunks the better.
     """
     V, D = table.shape
+    if not table.is_cpu:
+        return max(1, MOST_LOGITS_ON_GPU // V)
     return max(1, min(max(D, FEWEST_TOKENS, FEWEST_LOGITS // V), MOST_LOGITS // V))
 
 
@@ -115,5 +134,4 @@ def _repair(per_token: Tensor, hidden: Tensor, table: Tensor, targets: Tensor) -
     if len(lost) == 0:
         return
     for part in lost.split(_tokens_at_once(table)):
-        logits = at_least_float32(hidden[part] @ table.T)
-        per_token[part] = logits.logsumexp(-1) - logits.gather(1, targets[part, None]).squeeze(1)
+        per_token[part] = _one_chunk(hidden[part] @ table.T, targets[part], need_gradient=False)[0]

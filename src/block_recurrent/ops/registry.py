@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from block_recurrent.errors import ConfigError, did_you_mean
-from block_recurrent.ops import cpp
+from block_recurrent.ops import cpp, triton
 
 REFERENCE = "reference"
 
@@ -39,9 +39,16 @@ class Row:
     def takes(self, x: Tensor, sizes: dict[str, int]) -> bool:
         if self.backend == "cpp" and (cpp.LIBRARY is None or type(x) not in (Tensor, nn.Parameter)):
             return False  # sharded weights and the like are tensors of another type
-        if self.device not in ("any", x.device.type) or (self.dtypes and x.dtype not in self.dtypes):
+        if self.backend == "triton" and not triton.INSTALLED:
+            return False
+        if self.device not in ("any", kind_of_device(x)) or (self.dtypes and x.dtype not in self.dtypes):
             return False
         return self.fits(**sizes)
+
+
+def kind_of_device(x: Tensor) -> str:
+    """cpu, cuda and so on. Tensors without data stand for those of a GPU, so that what it does can be seen without."""
+    return "cuda" if x.is_meta else x.device.type
 
 
 _PLAIN = Row(REFERENCE, "plain torch: every device and dtype")
@@ -56,18 +63,35 @@ TABLE: dict[str, tuple[Row, ...]] = {
             *("cpu", _FLOAT32, "queries >= 32"),
             lambda queries, **_: queries >= 32,
         ),
+        Row(
+            "triton",
+            "no weights in memory; dropout, and the gradient of the bias without atomic sums, inside the kernels",
+            *("cuda", (torch.float32, torch.bfloat16), "triton >= 3.3, heads <= 256"),
+            lambda head, **_: head <= 256,
+        ),
         Row("tiled", "a tile's weights stay in the cache, and are computed again in the backward pass", "cpu", _FULL),
         _PLAIN,
     ),
     "attend": (
         Row(
             "cpp",
-            "the kernel computes weights twice, which pays where they don't stay in the caches",
-            *("cpu", _FLOAT32, "attention weights >= 2^23"),
-            lambda weights, **_: weights >= 2**23,
+            "nothing is joined, copied or kept; between those sizes, products by torch are faster than weights twice",
+            *("cpu", _FLOAT32, "queries x keys of a block <= 2^14, or attention weights >= 2^23"),
+            lambda pairs, queries, keys, **_: queries * keys <= 2**14 or pairs * queries * keys >= 2**23,
         ),
         Row("sdpa", "torch's fused kernel", "cuda"),
         _PLAIN,  # on a CPU three plain steps are faster than SDPA, whose backward pass computes the logits again
+    ),
+    "state_step": (
+        Row(
+            "cpp",
+            "one operator in place of twenty; torch's products are better for attention over many tokens",
+            *("cpu", _FLOAT32, "tokens <= 256, widths multiples of 16, one dtype"),
+            lambda width, head_width, keys, mixed, **_: (
+                keys <= 256 and width % 16 == head_width % 16 == 0 and not mixed
+            ),
+        ),
+        _PLAIN,
     ),
     "norm": (
         Row(
@@ -75,6 +99,12 @@ TABLE: dict[str, tuple[Row, ...]] = {
             "one pass over memory; for fewer rows the call costs more than it saves",
             *("cpu", _FLOAT32, "rows >= 64, width a multiple of 16"),
             lambda rows, width, **_: rows >= 64 and width % 16 == 0,
+        ),
+        Row(
+            "triton",
+            "one kernel instead of eight; the result in the dtype of the products that read it",
+            *("cuda", (torch.float32, torch.bfloat16), "triton >= 3.3, width <= 16384"),
+            lambda rows, width, **_: rows > 0 and width <= 2**14,
         ),
         _PLAIN,
     ),
@@ -120,6 +150,8 @@ def force(name: str | None) -> None:
         )
     if name == "cpp" and cpp.LIBRARY is None:
         raise ConfigError("the backend 'cpp' was not compiled for this machine; see `brt doctor`")
+    if name == "triton" and not triton.INSTALLED:
+        raise ConfigError("the backend 'triton' needs triton 3.3 or newer: pip install triton")
     _forced = name
 
 

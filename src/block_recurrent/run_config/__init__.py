@@ -8,6 +8,7 @@ from block_recurrent.run_config.resolve import differences, merge, parse_setting
 from block_recurrent.run_config.sections import (
     DTYPES,
     PARALLEL,
+    SECTIONS,
     DataConfig,
     EvalConfig,
     OptimizerConfig,
@@ -16,20 +17,3 @@ from block_recurrent.run_config.sections import (
     TrainConfig,
     check_keys,
 )
-
-__all__ = [
-    "DTYPES",
-    "PARALLEL",
-    "DataConfig",
-    "EvalConfig",
-    "OptimizerConfig",
-    "RunConfig",
-    "ScheduleConfig",
-    "TrainConfig",
-    "check_keys",
-    "differences",
-    "merge",
-    "parse_settings",
-    "read_toml",
-    "resolve",
-]

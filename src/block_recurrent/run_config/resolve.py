@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from block_recurrent.errors import ConfigError
+from block_recurrent.io.door import first_line, toml_seal
 from block_recurrent.presets import preset, preset_lanes
 from block_recurrent.run_config.sections import (
     ENDING_SCHEDULES,
     SECTIONS,
+    VERSION,
     EvalConfig,
     RunConfig,
     ScheduleConfig,
@@ -63,7 +65,11 @@ def _learning_rates(values: Mapping[str, Any]) -> dict[str, Any]:
     if kind not in ENDING_SCHEDULES:
         return {"learning_rate": first}
     steps = values.get("train", {}).get("steps", TrainConfig.steps)
-    return {"learning_rate": first, "final_learning_rate": first / 10, "decay_steps": steps}
+    return {
+        "learning_rate": first,
+        "final_learning_rate": first / 10,
+        "decay_steps": max(1, steps // 5) if kind == "wsd" else steps,
+    }
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,19 +98,29 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
     return functools.reduce(merge, map(_parse_setting, texts), {})
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """A configuration file in plain values."""
+def read_toml(path: str | Path, sealed: bool = False) -> dict[str, Any]:
+    """A configuration file in plain values. sealed: it is a run's own, which nobody may have edited."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        values = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"'{path}' can't be read: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"'{path}' is not a TOML file: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"'{path}' is not a TOML file: {first_line(error)}") from None
+    version, seal = values.get("version"), toml_seal(text)
+    if version not in (None, VERSION):
+        raise ConfigError(f"'{path}' has format version {version!r}, this program reads {VERSION}")
+    if sealed and not (seal or (version is None and seal is None)):
+        raise ConfigError(
+            f"'{path}' was edited after it was written: its hash differs; undo the change, or give an edited copy to "
+            "'brt train --config COPY --out ANOTHER-RUN'"
+        )
+    return values
 
 
 # What may change between a run and its continuation: none of it changes what is learned.
 _FREE = {
-    "data": {"path", "prefetch"},
+    "data": {"path", "prefetch", "tokenizer"},
     "train": {
         "steps",
         "device",

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import ConfigError, did_you_mean
+from block_recurrent.io.door import seal_toml
 
+VERSION = 2
+"""Of config.toml. Files before version 2 have no version and no seal."""
 OPTIMIZERS = ("adafactor", "adamw")
-SCHEDULES = ("inverse-sqrt", "cosine", "linear", "constant")
-ENDING_SCHEDULES = ("cosine", "linear")
+SCHEDULES = ("inverse-sqrt", "cosine", "linear", "constant", "wsd")
+ENDING_SCHEDULES = ("cosine", "linear", "wsd")
 DTYPES = ("auto", "float32", "bfloat16")
 PARALLEL = ("ddp", "fsdp")
 
@@ -37,7 +40,10 @@ class Section:
         kinds = {"int": int, "float": float, "bool": bool, "str": str}
         words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
         fits = isinstance(value, kinds[wanted]) and (wanted == "bool" or not isinstance(value, bool))
-        self.require(name, fits and value == value, f"it must be {words[wanted]}")
+        self.require(name, fits, f"it must be {words[wanted]}")
+        self.require(name, wanted != "float" or math.isfinite(value), "it must be a number that is finite")
+        is_unicode = wanted != "str" or value.encode("utf-8", "replace").decode() == value
+        self.require(name, is_unicode, "it must be UTF-8: rename the folder")
         return value
 
     def require(self, name: str, holds: bool, rule: str) -> None:
@@ -63,6 +69,8 @@ class DataConfig(Section):
     """A folder made by `brt data prepare`."""
     fingerprint: str = ""
     """Hash of its documents and tokenizer; filled in by the run."""
+    tokenizer: str = ""
+    """SHA-256 of its tokenizer; filled in by the run."""
     prefetch: int = 2
     """Steps that are built ahead."""
 
@@ -91,6 +99,10 @@ class TrainConfig(Section):
     """Of the computation: float32 or bfloat16; auto is bfloat16 on a GPU that has it. Weights are always float32."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto is the GPU where there is one."""
+    deterministic: bool = True
+    """Whether a GPU gives the same bits each time, which some operations are slower for. A CPU always does."""
+    tf32: bool = False
+    """Whether a GPU may round the factors of float32 products to 10 bits (TF32): faster. bfloat16 is not affected."""
     compile: bool = False
     """Whether layers go through torch.compile: it takes a minute at the start."""
     checkpoint_activations: bool = False
@@ -105,6 +117,11 @@ class TrainConfig(Section):
     """Steps between lines of the log; metrics.jsonl has every step."""
     init_from: str = ""
     """A run or checkpoint whose weights are taken at the start."""
+
+    @property
+    def place(self) -> tuple[str, str, bool, bool]:
+        """What `runtime.start` wants to know."""
+        return self.device, self.dtype, self.deterministic, self.tf32
 
     def check(self) -> None:
         self.at_least(1, "steps", "lanes", "bptt", "accumulate", "keep", "log_every")
@@ -156,15 +173,16 @@ class ScheduleConfig(Section):
 
     section = "schedule"
     kind: str = "inverse-sqrt"
-    """inverse-sqrt, cosine, linear or constant; all with warm-up."""
+    """inverse-sqrt, cosine, linear, constant or wsd (constant, then linear at the end); all with warm-up."""
     learning_rate: float = 1.0
     """inverse-sqrt: this over the root of the step; the others: the first value."""
     final_learning_rate: float = 0.0
-    """cosine and linear: the last value."""
+    """cosine, linear and wsd: the last value."""
     warmup: int = 1000
     """Updates over which the rate rises from nothing."""
     decay_steps: int = 0
-    """cosine and linear: updates until the last value is reached; unset: train.steps."""
+    """cosine and linear: updates until the last value is reached; unset: train.steps. wsd: the last updates, over which
+    the rate falls; unset: a fifth."""
 
     def check(self) -> None:
         self.one_of("kind", SCHEDULES)
@@ -229,12 +247,10 @@ class RunConfig:
         return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **changes)})
 
     def to_toml(self) -> str:
-        """As text; `read_toml` and `from_dict` give the same configuration back."""
-        values = self.to_dict()
-        lines = [f"{key} = {json.dumps(values[key])}" for key in ("system", "size")]
-        for name in SECTIONS:
-            lines += ["", f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values[name].items())]
-        return "\n".join(lines) + "\n"
+        """As text, sealed; `read_toml` and `from_dict` give the same configuration back."""
+        import tomli_w
+
+        return seal_toml(tomli_w.dumps({"version": VERSION, **self.to_dict()}))
 
 
 SECTIONS: dict[str, Any] = {
@@ -250,7 +266,7 @@ SECTIONS: dict[str, Any] = {
 def check_keys(values: Mapping[str, Any]) -> None:
     """An error that names the nearest key, unless every section and key is known."""
     for name, value in values.items():
-        if name in ("system", "size"):
+        if name in ("system", "size", "version"):
             continue
         if name not in SECTIONS:
             raise ConfigError(

@@ -1,1 +1,1 @@
-"""Experiments that train and measure: so far the planted names of `brt recall`."""
+"""Experiments that train and measure: the planted names of `brt recall`, the tables of `brt reproduce`."""

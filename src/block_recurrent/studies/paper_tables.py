@@ -50,12 +50,9 @@ class Row:
     label: str
     system: str
     size: str
-    model: dict[str, Any] = field(default_factory=dict)
-    """Fields of ModelConfig that differ from the preset."""
-    data: int = 0
-    """Which of the given data folders."""
-    paper: float | None = None
-    """The paper's bits per token, at its own size and data."""
+    model: dict[str, Any] = field(default_factory=dict)  # fields of ModelConfig that differ from the preset
+    data: int = 0  # which of the given data folders
+    paper: float | None = None  # the paper's bits per token, at its own size and data
 
 
 TABLES = {

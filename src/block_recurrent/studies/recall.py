@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import shutil
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from block_recurrent.checkpoint import load_run
 from block_recurrent.config import ModelConfig
 from block_recurrent.data import Corpus, load_tokenizer
 from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
 from block_recurrent.errors import ConfigError
-from block_recurrent.evaluate.scoring import score
+from block_recurrent.evaluate.scoring import bits_of
 from block_recurrent.evaluate.state_edits import StateEdit, clear_every
 from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.nn.gates import FixedGate
 from block_recurrent.presets import preset
-from block_recurrent.run_config import DataConfig, RunConfig
-from block_recurrent.studies.planted import MARK, AskedName, PlantedNames, distance_buckets
-from block_recurrent.studies.recall_training import RecallProgress, RecallTraining, Schedule, mean_keep, train_recall
-from block_recurrent.studies.run_folder import save_run
+from block_recurrent.run_config import RunConfig
+from block_recurrent.runtime import Runtime
+from block_recurrent.studies.curriculum import PlantedStream, RecallTraining, Stages
+from block_recurrent.studies.planted import AskedName, PlantedNames, distance_buckets
+from block_recurrent.train.loop import Task, train
+from block_recurrent.train.report import read_metrics
 
 DATA = "data"
+TOKENIZER = load_tokenizer("bytes")
 SPLIT = "test"
 
 
@@ -35,20 +36,18 @@ class RecallSettings:
     """The whole study."""
 
     system: str = "rec-fixed-skip"
-    against: str | None = "slide-plus"
-    """A system to hold it against, taught exactly the same; None: none."""
+    against: str | None = "slide-plus"  # A system to hold it against, taught exactly the same; None: none
     size: str = "micro"
     names: int = 16
-    documents: int = 64
-    """To measure on."""
-    longest_asked: int = 2048
-    """The longest distance that is measured."""
+    documents: int = 64  # to measure on
+    longest_asked: int = 2048  # the longest distance that is measured
     training: RecallTraining = field(default_factory=RecallTraining)
-    model: dict[str, Any] = field(default_factory=dict)
-    """Further fields of the models' configurations."""
+    model: dict[str, Any] = field(default_factory=dict)  # further fields of the models' configurations
 
     def config_of(self, system: str) -> ModelConfig:
-        return preset(system, self.size, MARK + 1, **{"dropout": 0.0, "attention_dropout": 0.0, **self.model})
+        return preset(
+            system, self.size, TOKENIZER.vocab_size, **{"dropout": 0.0, "attention_dropout": 0.0, **self.model}
+        )
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,7 @@ class PlantedCorpus:
     """Documents to be measured on, prepared as every other text, and where they ask."""
 
     corpus: Corpus
-    asked: dict[str, list[AskedName]]
-    """By the document's name."""
+    asked: dict[str, list[AskedName]]  # by the document's name
 
 
 @dataclass(frozen=True)
@@ -68,12 +66,10 @@ class SystemRecall:
     parameters: int
     steps: int
     seconds: float
-    keep: float | None
-    """Mean of the fixed gates after training."""
-    schedule: Schedule
+    keep: float | None  # mean of the fixed gates after training
+    stages: Stages
     normal: list[float]
-    cleared: list[float] | None
-    """With the recurrent state set back at every segment; None: the system has none."""
+    cleared: list[float] | None  # with the recurrent state set back at every segment; None: the system has none
 
 
 def make_documents(task: PlantedNames, folder: Path, documents: int, longest: int, seed: int = 1) -> PlantedCorpus:
@@ -97,7 +93,7 @@ def make_documents(task: PlantedNames, folder: Path, documents: int, longest: in
             name = f"{SPLIT}/planted-{number:03d}.txt"
             (source / name).write_text(text, encoding="ascii")
             asked[name] = places
-        corpus = prepare(PrepareSettings((str(source),), threads=1, overwrite=True), load_tokenizer("bytes"), folder)
+        corpus = prepare(PrepareSettings((str(source),), threads=1, overwrite=True), TOKENIZER, folder)
     finally:
         shutil.rmtree(source, ignore_errors=True)
     return PlantedCorpus(corpus, asked)
@@ -119,9 +115,7 @@ def measure(
     """Mean bits of an asked name in each bucket of distances."""
     corpus = planted.corpus
     documents = corpus.documents(SPLIT)
-    bits: list[NDArray[np.float64]] = [np.empty(document.tokens) for document in documents]
-    for piece in score(model, [corpus.tokens(SPLIT, i) for i in range(len(documents))], lanes=32, edit=edit):
-        bits[piece.document][piece.start : piece.start + len(piece.nats)] = piece.nats / math.log(2)
+    bits = bits_of(model, [corpus.tokens(SPLIT, i) for i in range(len(documents))], lanes=32, edit=edit)
     found: list[list[float]] = [[] for _ in buckets]
     for document, losses in zip(documents, bits, strict=True):
         for token, distance in planted.asked[document.name]:
@@ -131,10 +125,49 @@ def measure(
     return [float(np.mean(values)) for values in found]
 
 
-def recall_study(
-    settings: RecallSettings, out: Path, tell: Callable[[str, RecallProgress], None] | None = None
-) -> dict[str, Any]:
-    """Train, measure, and write runs and documents under `out`. Returns all numbers."""
+def train_recall(
+    task: PlantedNames, settings: RecallTraining, config: RunConfig, run: Path, stages: Stages | None
+) -> Stages | None:
+    """Train, or go on training; returns the stages that it went through, None if it was stopped.
+
+    stages: those of another model, to be taught exactly the same; None: by mastery.
+    """
+    streams: list[PlantedStream] = []
+
+    def open_task(config: RunConfig, runtime: Runtime) -> Task:
+        streams.append(PlantedStream(task, config, settings, stages, runtime.rank, runtime.world))
+        return Task(streams[0], TOKENIZER, streams[0].fingerprint)
+
+    return streams[0].curriculum.stages if train(config, run, open_task=open_task) else None
+
+
+def measure_system(
+    system: str, run: Path, stages: Stages, planted: PlantedCorpus, buckets: list[tuple[int, int]]
+) -> SystemRecall:
+    """What a trained run recalls."""
+    model = load_run(run).model
+    lines = read_metrics(run)
+    edit = clear_every(model, model.config.segment) if model.config.recurrent_layers else None
+    return SystemRecall(
+        system,
+        sum(p.numel() for p in model.parameters()),
+        lines[-1]["step"],
+        sum(line["tokens"] / line["tokens_per_second"] for line in lines),
+        mean_keep(model),
+        stages,
+        measure(model, planted, buckets),
+        measure(model, planted, buckets, edit) if edit else None,
+    )
+
+
+def mean_keep(model: BlockRecurrentLM) -> float | None:
+    """The mean of all fixed gates: the share of the old state that a block leaves; None if there are none."""
+    gates = [module.bias.sigmoid().mean().item() for module in model.modules() if isinstance(module, FixedGate)]
+    return float(np.mean(gates)) if gates else None
+
+
+def recall_study(settings: RecallSettings, out: Path) -> dict[str, Any] | None:
+    """Train, measure, and write runs and documents under `out`. Returns all numbers; None: stopped."""
     systems = [settings.system] + ([settings.against] if settings.against else [])
     configs = {system: settings.config_of(system) for system in systems}
     window = configs[settings.system].window
@@ -144,24 +177,14 @@ def recall_study(
         raise ConfigError(f"--distance is {settings.longest_asked}: it must be more than the window, {window}")
     out.mkdir(parents=True, exist_ok=True)
     planted = make_documents(task, out / DATA, settings.documents, settings.longest_asked)
-    schedule: Schedule | None = None
+    stages: Stages | None = None
     results = []
     for system in systems:
-        began = time.perf_counter()
-        heard = (lambda progress, system=system: tell(system, progress)) if tell else None
-        model, taught = train_recall(configs[system], task, settings.training, schedule, heard)
-        seconds = time.perf_counter() - began
-        schedule = schedule or taught
-        steps = taught[-1][0] + settings.training.settle - 1
-        edit = clear_every(model, model.config.segment) if model.config.recurrent_layers else None
-        results.append(
-            SystemRecall(
-                system, sum(p.numel() for p in model.parameters()), steps, seconds, mean_keep(model), taught,
-                measure(model, planted, buckets), measure(model, planted, buckets, edit) if edit else None,
-            )
-        )  # fmt: skip
-        run = RunConfig(system, settings.size, model.config, DataConfig(path=str(planted.corpus.folder)))
-        save_run(out / system, run, model, load_tokenizer("bytes"), steps)
+        config = settings.training.run_config(system, settings.size, configs[system], str(planted.corpus.folder))
+        stages = train_recall(task, settings.training, config, out / system, stages)
+        if stages is None:
+            return None
+        results.append(measure_system(system, out / system, stages, planted, buckets))
     return {
         "names": settings.names,
         "chance": task.chance,

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from block_recurrent.analysis.plots import LineChart, Series
+from block_recurrent.io.output import format_table
 
 
 def describe_recall(found: dict[str, Any]) -> str:
     """A row per bucket of distances, a column per system."""
     columns = _columns(found)
-    width = max(12, *(len(label) for label, _ in columns))
+    rows = [
+        [f"{low}-{high}", *(f"{values[number]:.3f}" for _, values in columns)]
+        for number, (low, high) in enumerate(found["distances"])
+    ]
     lines = [f"bits of an asked name, {found['names']} names: chance is {found['chance']:.2f}", ""]
-    lines.append(f"{'distance':>13}  " + "  ".join(f"{label:>{width}}" for label, _ in columns))
-    for number, (low, high) in enumerate(found["distances"]):
-        lines.append(f"{low:>6}-{high:<6}  " + "  ".join(f"{values[number]:>{width}.3f}" for _, values in columns))
+    lines.append(format_table(["distance", *(label for label, _ in columns)], rows))
     reach = ", ".join(f"{system} {reach}" for system, reach in found["reach"].items())
     lines += ["", f"window {found['window']}, segment {found['segment']}; layers x window: {reach} tokens"]
     for result in found["systems"]:

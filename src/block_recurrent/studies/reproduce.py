@@ -1,7 +1,7 @@
 """`brt reproduce`: a table of the paper at a small size, under equal conditions.
 
 Every model of a table sees the same documents in the same order and the same number of tokens, with the same recipe.
-How many follows from the budget, by the time of slide-plus's step on this machine; it is settled once and kept in
+How many follows from the budget, by the time of slide-plus's step on this machine; it is decided once and kept in
 `plan.json`, so that a study can be stopped and gone on with, or extended by further seeds.
 """
 
@@ -21,12 +21,13 @@ import torch
 from block_recurrent import runtime as rt
 from block_recurrent.checkpoint import load_run
 from block_recurrent.data import Corpus
-from block_recurrent.errors import ConfigError, DataError
+from block_recurrent.errors import ConfigError
 from block_recurrent.evaluate.evaluation import evaluate_split
-from block_recurrent.evaluate.progress import shown_progress
+from block_recurrent.io.output import write_json
+from block_recurrent.io.progress import shown_progress
 from block_recurrent.run_config import RunConfig, merge, resolve
 from block_recurrent.studies.paper_tables import Row, rows_of
-from block_recurrent.train.loop import Trainer, settle, train
+from block_recurrent.train.loop import Trainer, train
 from block_recurrent.train.report import read_metrics
 
 REFERENCE = "slide-plus"
@@ -44,14 +45,11 @@ class Study:
     size: str
     data: tuple[str, ...]
     out: Path
-    budget: float
-    """Minutes of training of slide-plus at this size."""
+    budget: float  # minutes of training of slide-plus at this size
     seeds: tuple[int, ...]
     split: str = "test"
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Sections of a configuration, laid over the recipe."""
-    systems: tuple[str, ...] = ()
-    """Only models of these systems; empty: all of the table."""
+    settings: dict[str, Any] = field(default_factory=dict)  # sections of a configuration, laid over the recipe
+    systems: tuple[str, ...] = ()  # only models of these systems; empty: all of the table
 
     def rows(self) -> list[Row]:
         rows = rows_of(self.table, self.size, [Corpus(folder).vocab_size for folder in self.data])
@@ -96,7 +94,7 @@ def reproduce(study: Study, tell: Callable[[str], None]) -> dict[str, Any] | Non
 
 
 def _plan(study: Study, tell: Callable[[str], None]) -> int:
-    """Steps of every run; settled the first time, kept from then on."""
+    """Steps of every run; decided the first time, kept from then on."""
     path = study.out / PLAN
     asked = {"table": study.table, "size": study.size, "budget": study.budget, "settings": study.settings}
     if path.is_file():
@@ -111,7 +109,7 @@ def _plan(study: Study, tell: Callable[[str], None]) -> int:
     seconds = _seconds_of_a_step(study)
     steps = max(10, round(study.budget * 60 / seconds))
     study.out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**asked, "seconds_of_a_step": round(seconds, 4), "steps": steps}, indent=1) + "\n")
+    write_json(path, {**asked, "seconds_of_a_step": round(seconds, 4), "steps": steps})
     tell(f"{seconds:.2f} s a step: {steps} steps for every run")
     return steps
 
@@ -119,16 +117,13 @@ def _plan(study: Study, tell: Callable[[str], None]) -> int:
 def _seconds_of_a_step(study: Study) -> float:
     """Of the reference, forward, backward and update; the median after one to warm up."""
     row = Row(REFERENCE, REFERENCE, study.size)
-    corpus = Corpus(study.data[0])
     with rt.start() as runtime:
-        config = settle(study.config(row, 0, 1000), corpus, runtime)
-        trainer = Trainer(config, corpus, runtime)
+        trainer = Trainer(study.config(row, 0, 1000), runtime)
         times = []
         with trainer.stream:
             for step in range(1, TIMED_STEPS + 2):
                 began = time.perf_counter()
-                segments = [next(trainer.stream) for _ in range(config.train.bptt)]
-                trainer.updater.update(step, segments, trainer.snapshot.memories, False)
+                trainer.update(step, trainer.next_segments())
                 times.append(time.perf_counter() - began)
     return statistics.median(times[1:])
 
@@ -154,10 +149,7 @@ def _measure(run: Path, data: str, split: str, out: Path) -> None:
         "cumulative": result["cumulative"],
         "torch": torch.__version__,
     }
-    try:
-        out.write_text(json.dumps(numbers, indent=1) + "\n")
-    except OSError as error:
-        raise DataError(f"can't write '{out}': {error.strerror or error}") from None
+    write_json(out, numbers)
 
 
 def summary(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -171,18 +163,15 @@ def summary(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     step = _mean(reference, "seconds_of_a_step")
     rows = []
     for label, runs in by_label.items():
-        deviation = statistics.stdev(run["bits_per_token"] for run in runs) if len(runs) > 1 else None
-        gain = _mean(runs, "state_gain") if all(run["state_gain"] is not None for run in runs) else None
+        deviation = f"{statistics.stdev(run['bits_per_token'] for run in runs):.4f}" if len(runs) > 1 else ""
+        gains = [run["state_gain"] for run in runs]
+        perplexity = math.exp(statistics.fmean(math.log(run["word_perplexity"]) for run in runs))
         rows.append(
             [
-                label,
-                str(len(runs)),
-                f"{_mean(runs, 'bits_per_token'):.4f}",
-                "" if deviation is None else f"{deviation:.4f}",
-                f"{_mean(runs, 'bits_per_byte'):.4f}",
-                f"{math.exp(statistics.fmean(math.log(run['word_perplexity']) for run in runs)):.2f}",
+                *(label, str(len(runs)), f"{_mean(runs, 'bits_per_token'):.4f}", deviation),
+                *(f"{_mean(runs, 'bits_per_byte'):.4f}", f"{perplexity:.2f}"),
                 f"{_mean(runs, 'seconds_of_a_step') / step:.3f}",
-                "" if gain is None else f"{gain:.4f}",
+                "" if None in gains else f"{statistics.fmean(gains):.4f}",
                 "" if runs[0]["paper"] is None else str(runs[0]["paper"]),
             ]
         )

@@ -2,43 +2,74 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from block_recurrent import runtime as rt
+from block_recurrent.accounting import cost_of
 from block_recurrent.checkpoint import Checkpoint, find_checkpoint, prune
-from block_recurrent.data import Corpus, LaneStream
+from block_recurrent.data import Corpus, LaneStream, Segment, SegmentStream, Tokenizer
 from block_recurrent.errors import CheckpointError, ConfigError
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.run_config import RunConfig
 from block_recurrent.runtime import Runtime
-from block_recurrent.train.folder import locked, open_run
+from block_recurrent.train.gate_metrics import GateActivations, state_norms
+from block_recurrent.train.loss import SegmentsLoss
 from block_recurrent.train.optimizer import make_optimizer
 from block_recurrent.train.parallel import distribute, prepare_layers
 from block_recurrent.train.report import METRICS, Reporter, cut_back
-from block_recurrent.train.snapshot import Progress, Snapshot
-from block_recurrent.train.step import Updater
+from block_recurrent.train.run_folder import locked, open_run
+from block_recurrent.train.state import Counters, TrainingState
+from block_recurrent.train.step import Update, Updater
 from block_recurrent.train.validation import SPLIT, Validator
-from block_recurrent.train.watch import GateWatch, state_norms
+
+Evaluate = Callable[[SegmentsLoss], dict[str, float]]
+"""Scores the model in training; `bits_per_token` of what it gives says which checkpoint is the best."""
 
 
-def train(config: RunConfig, run: Path, resume: str = "auto") -> bool:
+@dataclass(frozen=True)
+class Task:
+    """What a run trains on."""
+
+    stream: SegmentStream
+    tokenizer: Tokenizer
+    fingerprint: str  # of all that decides which documents come: a run goes on with the same only
+    evaluate: Evaluate | None = None
+
+
+OpenTask = Callable[[RunConfig, Runtime], Task]
+
+
+def corpus_task(config: RunConfig, runtime: Runtime) -> Task:
+    """The documents of a prepared folder."""
+    corpus, segment = Corpus(config.data.path), config.model.segment
+    stream = LaneStream(
+        corpus, "train", config.train.lanes, segment, config.train.seed, runtime.rank, runtime.world,
+        prefetch=config.data.prefetch,
+    )  # fmt: skip
+    evaluate = Validator(corpus, config, runtime) if corpus.documents(SPLIT) else None
+    return Task(stream, corpus.tokenizer, corpus.fingerprint, evaluate)
+
+
+def train(config: RunConfig, run: Path, resume: str = "auto", open_task: OpenTask = corpus_task) -> bool:
     """Train, or go on training, in the folder `run`. Returns whether the last step was reached."""
-    with rt.start(config.train.device, config.train.dtype) as runtime, ExitStack() as stack:
+    with rt.start(*config.train.place) as runtime, ExitStack() as stack:
         runtime.on_main(lambda: stack.enter_context(locked(run)) if runtime.is_main else None)
-        corpus = Corpus(config.data.path)
-        config = settle(config, corpus, runtime)
-        start, notes = runtime.on_main(lambda: open_run(run, config, corpus.tokenizer, resume))
-        trainer = Trainer(config, corpus, runtime)
+        trainer = Trainer(config, runtime, open_task)
+        tokenizer = trainer.task.tokenizer
+        start, notes = runtime.on_main(lambda: open_run(run, trainer.config, tokenizer, resume))
         notes += trainer.start_from(start)
-        first = trainer.progress.step
+        first = trainer.counters.step
         if runtime.is_main:
             cut_back(run / METRICS, first)
         reporter = Reporter(run if runtime.is_main else None, config.train.steps, first, config.train.log_every)
@@ -49,71 +80,84 @@ def train(config: RunConfig, run: Path, resume: str = "auto") -> bool:
             return trainer.run(run, reporter)
 
 
-def settle(config: RunConfig, corpus: Corpus, runtime: Runtime) -> RunConfig:
+def complete(config: RunConfig, task: Task, runtime: Runtime) -> RunConfig:
     """The configuration with everything filled in that depends on the data and on where it runs."""
-    if config.model.vocab_size != corpus.vocab_size:
-        raise ConfigError(f"model.vocab_size is {config.model.vocab_size}, but the data has {corpus.vocab_size} pieces")
+    if config.model.vocab_size != task.tokenizer.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size is {config.model.vocab_size}, but the data has {task.tokenizer.vocab_size} pieces"
+        )
+    needed, there = 4 * cost_of(config.model).parameters, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ConfigError(
+            f"the weights alone need {needed / 2**30:,.0f} GiB, this machine has {there / 2**30:,.0f}: "
+            "choose a smaller --size, or lower model.d_model or model.vocab_size"
+        )
+    path = str(Path(config.data.path).resolve()) if config.data.path else ""
+    config = config.replace("data", path=path, fingerprint=task.fingerprint, tokenizer=task.tokenizer.sha256)
+    return config.replace("train", dtype=str(runtime.dtype).removeprefix("torch."))
+
+
+def check_lanes(config: RunConfig, runtime: Runtime) -> None:
     groups = runtime.world * config.train.accumulate
     if config.train.lanes % groups:
         raise ConfigError(
             f"train.lanes is {config.train.lanes}: it must be a multiple of processes times train.accumulate, "
             f"{runtime.world} x {config.train.accumulate}; try {max(1, config.train.lanes // groups) * groups}"
         )
-    config = config.replace("data", path=str(Path(config.data.path).resolve()), fingerprint=corpus.fingerprint)
-    return config.replace("train", dtype=str(runtime.dtype).removeprefix("torch."))
 
 
 class Trainer:
     """A model in training: its weights, optimizer, memories and data, all at one step."""
 
-    def __init__(self, config: RunConfig, corpus: Corpus, runtime: Runtime) -> None:
-        self.config, self.runtime = config, runtime
-        lanes = config.train.lanes
+    def __init__(self, config: RunConfig, runtime: Runtime, open_task: OpenTask = corpus_task) -> None:
+        check_lanes(config, runtime)
+        self.runtime, self.task = runtime, open_task(config, runtime)
+        self.config = config = complete(config, self.task, runtime)
+        self.stream = self.task.stream
         rt.seed(config.train.seed)  # the same weights on every process
         model = BlockRecurrentLM(config.model).to(runtime.device)
-        self.gates = GateWatch(model)
+        self.gates = GateActivations(model)
         prepare_layers(model, config.train)
-        self.module = distribute(model, config.train, runtime.world)
+        self.module = SegmentsLoss(model).train()
+        distributed = distribute(self.module, config.train, runtime.world)
         optimizer = make_optimizer(model, config.optimizer)
         groups = config.train.accumulate
-        per_group = lanes // runtime.world // groups
+        per_group = config.train.lanes // runtime.world // groups
         memories = [DocumentMemory.empty(config.model, per_group, runtime.device) for _ in range(groups)]
-        self.snapshot = Snapshot(runtime, model, optimizer, memories)
-        self.updater = Updater(config, runtime, model, self.module, optimizer)
-        self.stream = LaneStream(
-            corpus, "train", lanes, config.model.segment, config.train.seed, runtime.rank, runtime.world,
-            prefetch=config.data.prefetch,
-        )  # fmt: skip
-        has_validation = bool(corpus.documents(SPLIT))
-        self.validator = Validator(corpus, config, runtime, self.module) if has_validation else None
+        self.state = TrainingState(runtime, model, optimizer, memories)
+        self.updater = Updater(config, runtime, model, distributed, optimizer)
+        self._evaluated = False
         rt.seed(config.train.seed, runtime.rank + 1)  # dropout: other numbers on every process
-        self.module.train()
 
     @property
-    def progress(self) -> Progress:
-        return self.snapshot.progress
+    def counters(self) -> Counters:
+        return self.state.counters
+
+    @property
+    def last_step(self) -> int:
+        return self.stream.last_step or self.config.train.steps
 
     def start_from(self, checkpoint: Checkpoint | None) -> list[str]:
         """Go on from a checkpoint, or take the weights that the configuration names. Returns what to tell the user."""
         if checkpoint is not None:
-            notes = self.snapshot.load(checkpoint.path, self.config.train.seed)
-            self.stream.load_state_dict(self.progress.cursor)
+            notes = self.state.load(checkpoint.path, self.config.train.seed)
+            self.stream.load_state_dict(self.counters.cursor)
             return notes
         if self.config.train.init_from:
             source = Path(self.config.train.init_from)
             found, notes = find_checkpoint(source, source if (source / "manifest.json").is_file() else "last")
             if found is None:
                 raise CheckpointError(f"--init-from {source}: there is no checkpoint in it")
-            self.snapshot.load_weights(found.path)
+            self.state.load_weights(found.path)
             return notes
         return []
 
     def headline(self) -> str:
         """What the run is, in a line."""
         config, train = self.config, self.config.train
-        params = sum(p.numel() for p in self.snapshot.model.parameters())
-        done = f"goes on after step {self.progress.step}" if self.progress.step else "starts"
-        missing = "" if self.validator else "; the data has no validation split, so there is no validation"
+        params = sum(p.numel() for p in self.state.model.parameters())
+        done = f"goes on after step {self.counters.step}" if self.counters.step else "starts"
+        missing = "" if self.task.evaluate else "; the data has no validation split, so there is no validation"
         return (
             f"{config.system} {config.size} {done} of {train.steps}: {params:,} parameters, {train.lanes} lanes of "
             f"{config.model.segment} tokens, {self.runtime.device.type} {train.dtype}{missing}"
@@ -121,32 +165,48 @@ class Trainer:
 
     def run(self, run: Path, reporter: Reporter) -> bool:
         """Train to the last step, or until asked to stop. Returns whether the last step was reached."""
+        if self.counters.step >= self.last_step:
+            reporter.say(f"nothing to do: step {self.counters.step} is done, and --steps is {self.last_step}")
+            return True
         with self.stream, stop_on_signal() as asked:
-            while self.progress.step < self.config.train.steps:
+            while self.counters.step < self.last_step:
                 stop = self.one_step(reporter, asked.is_set()) or (self.runtime.world == 1 and asked.is_set())
-                is_last = self.progress.step == self.config.train.steps
-                bits, is_best = self.validate(reporter, is_last)
-                if stop or is_last or is_best or _due(self.progress.step, self.config.train.save_every):
-                    path = self.snapshot.save(run, bits)
+                is_last = self.counters.step >= self.last_step
+                if self._evaluates(is_last) and not self._evaluated:
+                    self.state.save(run, None)  # what was learned is safe, should the first validation fail
+                bits, is_best = self.evaluate(reporter, is_last)
+                if stop or is_last or is_best or _due(self.counters.step, self.config.train.save_every):
+                    path = self.state.save(run, bits)
                     if self.runtime.is_main:
                         prune(run, self.config.train.keep)
                 if stop and not is_last:
-                    reporter.say(f"stopped after step {self.progress.step}; everything is saved in '{path}'")
+                    reporter.say(f"stopped after step {self.counters.step}; everything is saved in '{path}'")
                     return False
-        reporter.say(f"step {self.progress.step} of {self.config.train.steps} is reached; the run is in '{run}'")
+        reporter.say(f"done: {self.counters.step} steps; the run is in '{run}'")
         return True
+
+    def next_segments(self) -> list[Segment]:
+        return [next(self.stream) for _ in range(self.config.train.bptt)]
+
+    def update(self, step: int, segments: list[Segment], stop: bool = False) -> Update:
+        """Update number `step`. The memories of the lanes move on with it."""
+        memories = self.state.memories
+        update, self.state.memories = self.updater.update(step, self.last_step, segments, memories, stop)
+        return update
 
     def one_step(self, reporter: Reporter, stop: bool) -> bool:
         """One update and its line of metrics; returns whether any process was asked to stop."""
         began = time.perf_counter()
-        segments = [next(self.stream) for _ in range(self.config.train.bptt)]
+        step, segments = self.counters.step + 1, self.next_segments()
         waited = time.perf_counter() - began
-        step = self.progress.step + 1
-        update, self.snapshot.memories = self.updater.update(step, segments, self.snapshot.memories, stop)
-        self.progress.step = step
-        self.progress.tokens_seen += update.text_tokens
-        self.progress.cursor = segments[-1].cursor
-        watched = self.gates.take() | state_norms(self.snapshot.memories)
+        update = self.update(step, segments, stop)
+        seen = {}
+        if self.stream.observes:
+            seen = self.stream.observe(step, np.concatenate(self.runtime.gather(update.nats)))
+        self.counters.step = step
+        self.counters.tokens_seen += update.text_tokens
+        self.counters.cursor = self.stream.state_dict()
+        watched = self.gates.take() | state_norms(self.state.memories)
         values = torch.stack(list(watched.values())).tolist() if watched else []
         seconds = time.perf_counter() - began
         reporter.metrics(
@@ -155,37 +215,40 @@ class Trainer:
                 "step": step,
                 "tokens": update.text_tokens,
                 "bits_per_token": update.bits_per_token,
-                "tokens_seen": self.progress.tokens_seen,
+                "tokens_seen": self.counters.tokens_seen,
                 "learning_rate": update.learning_rate,
                 "gradient_norm": update.gradient_norm,
                 "tokens_per_second": update.text_tokens / seconds,
                 "data_wait": waited / seconds,
                 **dict(zip(watched, values, strict=True)),
+                **seen,
             }
         )
         return update.stop
 
-    def validate(self, reporter: Reporter, is_last: bool) -> tuple[float | None, bool]:
+    def _evaluates(self, is_last: bool) -> bool:
+        return self.task.evaluate is not None and (is_last or _due(self.counters.step, self.config.eval.every))
+
+    def evaluate(self, reporter: Reporter, is_last: bool) -> tuple[float | None, bool]:
         """Validation where it is due: bits per token, and whether they are the best so far."""
-        if self.validator is None or not (is_last or _due(self.progress.step, self.config.eval.every)):
+        step, evaluate = self.counters.step, self.task.evaluate
+        if evaluate is None or not self._evaluates(is_last):
             return None, False
-        result = self.validator.run()
-        record = {"split": SPLIT, "step": self.progress.step, **result._asdict()}
-        reporter.metrics({k: v for k, v in record.items() if v is not None})
-        limit = self.config.eval.state_warning
-        if (
-            result.state_gain is not None
-            and result.state_gain < limit
-            and self.progress.step >= self.config.schedule.warmup
-        ):
+        reporter.status("validating")
+        result = evaluate(self.module)
+        self._evaluated = True
+        reporter.metrics({"split": SPLIT, "step": step, **result})
+        gain, limit = result.get("state_gain"), self.config.eval.state_warning
+        if gain is not None and gain < limit and step >= self.config.schedule.warmup:
             reporter.warn(
-                f"step {self.progress.step}: the recurrent state is being ignored: carrying it saves "
-                f"{result.state_gain:.5f} bits per token, less than eval.state_warning {limit}"
+                f"step {step}: the recurrent state is being ignored: carrying it saves {gain:.5f} bits per token, less "
+                f"than eval.state_warning {limit}"
             )
-        is_best = self.progress.best_bits is None or result.bits_per_token < self.progress.best_bits
+        bits = result["bits_per_token"]
+        is_best = self.counters.best_bits is None or bits < self.counters.best_bits
         if is_best:
-            self.progress.best_bits = result.bits_per_token
-        return result.bits_per_token, is_best
+            self.counters.best_bits = bits
+        return bits, is_best
 
 
 def _due(step: int, every: int) -> bool:

@@ -17,13 +17,13 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import zeros as sharded_zeros
 
 from block_recurrent.nn.gates import gate_biases
+from block_recurrent.ops import on_device
 from block_recurrent.run_config import OptimizerConfig
 
 SMALLEST_FACTORED = 128
 DECAY_EXPONENT = 0.8
 EPSILON = 1e-30
-SMALLEST_SCALE = 1e-3
-"""A parameter of size zero still moves: updates are scaled by at least this."""
+SMALLEST_SCALE = 1e-3  # A parameter of size zero still moves: updates are scaled by at least this
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -92,7 +92,7 @@ class Adafactor(torch.optim.Optimizer):
         # RMS of update and parameter, over all pieces of a sharded tensor.
         squares = torch.stack(torch._foreach_norm(updates) + torch._foreach_norm(params)).square_()
         sharding.sum_over_processes([squares])
-        counts = torch.tensor([p.numel() for p in group["params"]], device=squares.device)
+        counts = on_device([p.numel() for p in group["params"]], squares.device)
         update_rms, param_rms = (squares.view(2, -1) / counts).sqrt()
         scales = group["lr"] * param_rms.clamp(min=SMALLEST_SCALE) / update_rms.clamp(min=1.0)
         torch._foreach_mul_(updates, list(scales.unbind()))
@@ -121,10 +121,8 @@ class _Factored(NamedTuple):
     grad: Tensor
     v_row: Tensor
     v_col: Tensor
-    d_col: int
-    """The second largest dimension: v_col is a mean over it."""
-    d_row: int
-    """The largest dimension: v_row is a mean over it."""
+    d_col: int  # the second largest dimension: v_col is a mean over it
+    d_row: int  # the largest dimension: v_row is a mean over it
 
 
 def _by_factored_rms(

@@ -1,8 +1,4 @@
-"""One process or many: what DDP and FSDP2 wrap, and how layers are compiled or computed again.
-
-`SegmentsLoss` is the unit of work: the loss of some lanes over the segments of one update. Everything that gradients
-flow through is inside its `forward`, so that DDP and FSDP see one forward and one backward pass.
-"""
+"""One process or many: what DDP and FSDP2 wrap, and how layers are compiled or computed again."""
 
 from __future__ import annotations
 
@@ -10,62 +6,17 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial, wraps
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from block_recurrent.model.language_model import BlockRecurrentLM
-from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.run_config import TrainConfig
-
-
-class Segment(NamedTuple):
-    """One segment of some lanes, as tensors. `starts` stays on the CPU: the model wants it as plain booleans."""
-
-    tokens: Tensor
-    targets: Tensor
-    mask: Tensor
-    starts: Tensor
-
-
-class LanesLoss(NamedTuple):
-    """What `SegmentsLoss` returns."""
-
-    total: Tensor
-    """Nats over everything that is trained on, the document mark too; with gradient."""
-    lane_nats: Tensor
-    """(B,) the same by lane; no gradient."""
-    text_nats: Tensor
-    """Nats over the tokens that measures count: the document mark is not one (SPEC section 11); no gradient."""
-    memory: DocumentMemory
-    """After the last segment, detached."""
-
-
-class SegmentsLoss(nn.Module):
-    """The loss of lanes over consecutive segments; gradients flow between these, and not out of them."""
-
-    def __init__(self, model: BlockRecurrentLM) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, segments: list[Segment], memory: DocumentMemory) -> LanesLoss:
-        for layer in self.model.layers:
-            # Whether a cell's initial state is read first hangs on the lanes: all processes must gather in one order.
-            if isinstance(layer.cell, FSDPModule):
-                layer.cell.unshard()
-        mark = self.model.config.eos_token_id
-        totals, lane_nats, text_nats = [], [], []
-        for segment in segments:
-            loss = self.model.loss(segment.tokens, segment.targets, memory, segment.starts, segment.mask)
-            memory = loss.memory
-            totals.append(loss.sum)
-            lane_nats.append(loss.per_token.where(segment.mask, 0).double().sum(1))
-            text_nats.append(loss.per_token.where(segment.mask & (segment.targets != mark), 0).double().sum())
-        return LanesLoss(sum(totals[1:], totals[0]), sum(lane_nats), sum(text_nats), memory.detach())  # type: ignore[arg-type]
+from block_recurrent.train.loss import SegmentsLoss
 
 
 def prepare_layers(model: BlockRecurrentLM, config: TrainConfig) -> None:
@@ -80,20 +31,23 @@ def prepare_layers(model: BlockRecurrentLM, config: TrainConfig) -> None:
             layer.forward = forward
 
 
-def distribute(model: BlockRecurrentLM, config: TrainConfig, world: int) -> nn.Module:
-    """The module to call: plain, under DDP, or with the model's weights sharded in place."""
-    module = SegmentsLoss(model)
+def distribute(module: SegmentsLoss, config: TrainConfig, world: int) -> nn.Module:
+    """The module to call in training: as it is, under DDP, or with the model's weights sharded in place."""
+    model = module.model
     if not torch.distributed.is_initialized():
         return module
     if config.parallel == "fsdp":
         _shard(model)
         fully_shard(module)
+        register_fsdp_forward_method(module, "loss")
         return module
     if world == 1:
         return module
     # With a single block in an update, the next state feeds nothing but the memory: its weights get no gradient.
     single_block = model.config.segment * config.bptt == model.config.window
-    return DistributedDataParallel(module, find_unused_parameters=single_block and bool(model.config.recurrent_layers))
+    unused = single_block and bool(model.config.recurrent_layers)
+    # Gradients are views of the buckets that are sent: no copy, and no second place in memory.
+    return DistributedDataParallel(module, find_unused_parameters=unused, gradient_as_bucket_view=True)
 
 
 def _shard(model: BlockRecurrentLM) -> None:
@@ -111,6 +65,8 @@ def _shard(model: BlockRecurrentLM) -> None:
             fully_shard(layer.cell, reshard_after_forward=False)
             _gather_for(layer.cell, "fresh_state", "view", "scan")
         fully_shard(layer, reshard_after_forward=not model.config.feedback)
+        if model.config.feedback:
+            _gather_for(layer, "weights")
 
 
 def _gather_for(cell: nn.Module, *methods: str) -> None:

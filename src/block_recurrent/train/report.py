@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -35,7 +34,7 @@ def cut_back(metrics: Path, step: int) -> None:
                 if not line.endswith(b"\n") or json.loads(line)["step"] > step:
                     break
             except (ValueError, KeyError, TypeError):
-                break
+                continue  # a damaged line: what follows it is not lost with it
             end += len(line)
     with open(metrics, "rb+") as file:
         file.truncate(end)
@@ -62,14 +61,12 @@ class Reporter:
             self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.is_silent:
             return
         self._progress.stop()
-        if kind is not None and error is not None:
-            self._write(self._log, f"{_now()} stopped: {kind.__name__}: {error}")
+        if error is not None:
+            self._write(self._log, f"{_now()} stopped: {type(error).__name__}: {error}")
         if self._board is not None:
             self._board.close()
         self._metrics.close()
@@ -84,6 +81,11 @@ class Reporter:
     def warn(self, text: str) -> None:
         """As `say`, marked."""
         self.say(f"warning: {text}")
+
+    def status(self, text: str) -> None:
+        """What the line of progress says until the next step."""
+        if not self.is_silent:
+            self._progress.update(self._task, description=text)
 
     def metrics(self, record: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl, flushed; and what is due on the log, the terminal and TensorBoard."""

@@ -7,31 +7,32 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from block_recurrent.data import Step
+from block_recurrent.data import Segment
 from block_recurrent.errors import TrainingError
-from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.model.language_model import BlockRecurrentLM, Loss
 from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.run_config import RunConfig
 from block_recurrent.runtime import Runtime
 from block_recurrent.train.optimizer import set_rate
-from block_recurrent.train.parallel import LanesLoss, Segment, gradients_kept_local
+from block_recurrent.train.parallel import gradients_kept_local
 from block_recurrent.train.schedule import learning_rate
 
 
 class Update(NamedTuple):
     """What one update tells, the same on every process."""
 
-    text_nats: float
-    """Over the tokens that measures count; the document mark is not one."""
+    text_nats: float  # over the tokens that measures count; the document mark is not one
     text_tokens: int
     learning_rate: float
     gradient_norm: float
-    stop: bool
-    """Whether any process was asked to stop."""
+    stop: bool  # whether any process was asked to stop
+    nats: NDArray[np.float32]  # (lanes, bptt * segment) the loss of each target of this process, whatever the mask
 
     @property
     def bits_per_token(self) -> float:
@@ -54,59 +55,60 @@ class Updater:
         self.params = list(model.parameters())
 
     def update(
-        self, step: int, segments: Sequence[Step], memories: list[DocumentMemory], stop: bool = False
+        self,
+        step: int,
+        last_step: int,
+        segments: Sequence[Segment],
+        memories: list[DocumentMemory],
+        stop: bool = False,
     ) -> tuple[Update, list[DocumentMemory]]:
         """Update number `step` on consecutive segments. Anything that is not finite stops it before weights change."""
-        mark = self.model.config.eos_token_id
-        trained_here = sum(int(s.mask.sum()) for s in segments)
-        text_here = sum(int((s.mask & (s.targets != mark)).sum()) for s in segments)
+        mask, targets = (np.concatenate([s[index] for s in segments], 1) for index in (2, 1))
+        text = mask & (targets != self.model.config.eos_token_id)
         # The mean is over the tokens of all lanes of all processes, however they are split.
-        trained, text_tokens, stops = self.runtime.sums(trained_here, text_here, stop)
+        trained, text_tokens, stops = self.runtime.sums(mask.sum(), text.sum(), stop)
         losses = self._backward(segments, memories, trained)
-        text_nats, gradient_norm = self._checked(step, losses)
-        rate = learning_rate(self.config.schedule, step)
-        self._apply(rate, gradient_norm)
-        done = Update(text_nats, int(text_tokens), rate, gradient_norm, stops > 0)
+        # Everything that Python wants to know in one copy: it waits for the device once.
+        total = torch.stack([loss.sum.detach() for loss in losses]).sum()
+        told = [torch.stack([total, gradient_norm(self.params)]), *(loss.per_token.flatten() for loss in losses)]
+        numbers = torch.cat(told).cpu().numpy()
+        nats, norm = numbers[2:].reshape(mask.shape), float(numbers[1])
+        text_nats, total_nats = self.runtime.sums(nats.sum(where=text, dtype=np.float64), float(numbers[0]))
+        if not (math.isfinite(total_nats) and math.isfinite(text_nats)):
+            self._stop_for_loss(step, nats.sum(1, where=mask, dtype=np.float64))
+        if not math.isfinite(norm):
+            self._stop_for_gradient(step)
+        rate = learning_rate(self.config.schedule, step, last_step)
+        self._apply(rate, norm)
+        done = Update(text_nats, int(text_tokens), rate, norm, stops > 0, nats)
         return done, [loss.memory for loss in losses]
 
-    def _backward(self, segments: Sequence[Step], memories: list[DocumentMemory], count: float) -> list[LanesLoss]:
+    def _backward(self, segments: Sequence[Segment], memories: list[DocumentMemory], count: float) -> list[Loss]:
         """Gradients of the mean loss, group of lanes by group of lanes."""
-        losses: list[LanesLoss] = []
+        losses: list[Loss] = []
         lanes_of_group = len(segments[0].starts) // len(memories)
         for group, memory in enumerate(memories):
             lanes = slice(group * lanes_of_group, (group + 1) * lanes_of_group)
             is_last = group == len(memories) - 1
             with nullcontext() if is_last else gradients_kept_local(self.module):
                 with self.runtime.autocast():
-                    loss: LanesLoss = self.module([as_tensors(s, lanes, self.runtime.device) for s in segments], memory)
+                    loss: Loss = self.module(segments, memory, lanes)
                 # DDP and FSDP average gradients over processes; a sum is wanted.
-                (loss.total * (self.runtime.world / max(count, 1))).backward()
+                (loss.sum * (self.runtime.world / max(count, 1))).backward()
             losses.append(loss)
         return losses
-
-    def _checked(self, step: int, losses: list[LanesLoss]) -> tuple[float, float]:
-        """Nats of the text over all processes, and the gradient's norm, after making sure that all is finite."""
-        text_nats, total = self.runtime.sums(
-            sum(loss.text_nats for loss in losses), sum(loss.total.detach() for loss in losses)
-        )
-        if not (math.isfinite(total) and math.isfinite(text_nats)):
-            self._stop_for_loss(step, torch.cat([loss.lane_nats for loss in losses]))
-        norm = gradient_norm(self.params)
-        if not math.isfinite(norm):
-            self._stop_for_gradient(step)
-        return text_nats, norm
 
     def _apply(self, rate: float, norm: float) -> None:
         if 0 < self.config.train.clip < norm:
             torch._foreach_mul_([p.grad for p in self.params if p.grad is not None], self.config.train.clip / norm)
         set_rate(self.optimizer, rate)
         for p in self.params:
-            if p.grad is None:  # not used in this step: an initial state while no document starts
+            if p.grad is None:  # with a single block, the next state feeds nothing but the memory
                 p.grad = torch.zeros_like(p)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _stop_for_loss(self, step: int, lane_nats: Tensor) -> None:
+    def _stop_for_loss(self, step: int, lane_nats: NDArray[np.float64]) -> None:
         lanes = [lane for nats in self.runtime.gather(lane_nats.tolist()) for lane in nats]
         bad = [lane for lane, nats in enumerate(lanes) if not math.isfinite(nats)]
         where = f"lane {bad[0]}" if bad else "the sum over lanes"
@@ -128,16 +130,10 @@ _NOTHING_CHANGED = (
 )
 
 
-def as_tensors(step: Step, lanes: slice, device: torch.device) -> Segment:
-    """Some lanes of a step, on the device."""
-    tokens, targets, mask = (torch.from_numpy(x[lanes]).to(device) for x in (step.tokens, step.targets, step.mask))
-    return Segment(tokens, targets, mask, torch.from_numpy(step.starts[lanes]))
-
-
-def gradient_norm(params: Sequence[Tensor]) -> float:
+def gradient_norm(params: Sequence[Tensor]) -> Tensor:
     """The L2 norm of all gradients together, over all processes."""
     norm = nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
-    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def _is_finite(x: Tensor) -> bool:

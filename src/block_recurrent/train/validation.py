@@ -1,99 +1,135 @@
-"""Validation during training: always the same tokens, read with a memory of their own."""
+"""Validation during training: always the same tokens, by the scorer that evaluation uses, with the weights in training.
+
+These may be sharded over processes, which then have to make the same number of calls.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
-from block_recurrent.data import Corpus, LaneStream
+from block_recurrent.data import Corpus
+from block_recurrent.evaluate.scoring import score
+from block_recurrent.inference.engine import Scored
 from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.run_config import RunConfig
 from block_recurrent.runtime import Runtime
-from block_recurrent.train.parallel import LanesLoss, Segment, reshard
-from block_recurrent.train.step import as_tensors
+from block_recurrent.train.loss import SegmentsLoss
+from block_recurrent.train.parallel import reshard
 
 SPLIT = "validation"
 
 
-class Validation(NamedTuple):
-    """The outcome."""
-
-    bits_per_token: float
-    tokens: int
-    state_gain: float | None
-    """Bits per token that the carried state saves against the initial one; None: no recurrence, or nothing to carry."""
-
-
 class Validator:
-    """Scores the first tokens of the validation split's documents."""
+    """Scores the beginnings of the validation split's documents: `validator(module)` is a line of metrics."""
 
-    def __init__(self, corpus: Corpus, config: RunConfig, runtime: Runtime, module: nn.Module) -> None:
-        self.corpus, self.config, self.runtime, self.module = corpus, config, runtime, module
-        wanted = config.eval.lanes or min(config.train.lanes, len(corpus.documents(SPLIT)))
-        # Rounded up to the number of processes: lanes without a document rest.
-        self.lanes = -(-wanted // runtime.world) * runtime.world
-        step_tokens = wanted * config.model.segment
-        self.steps = math.ceil(config.eval.tokens / step_tokens) if config.eval.tokens else None
+    def __init__(self, corpus: Corpus, config: RunConfig, runtime: Runtime) -> None:
+        self.config, self.runtime = config, runtime
+        lanes = config.eval.lanes or min(config.train.lanes, len(corpus.documents(SPLIT)))
+        self.lanes = -(-lanes // runtime.world)
+        self.texts = first_tokens(corpus, config.eval.tokens, lanes)[runtime.rank :: runtime.world]
 
-    @torch.no_grad()
-    def run(self) -> Validation:
+    def __call__(self, module: SegmentsLoss) -> dict[str, float]:
         """Score. Leaves weights, random numbers and the training's memory as they are."""
-        self.module.eval()
-        try:
-            return self._run()
-        finally:
-            reshard(self.module)
-            self.module.train()
-
-    def _run(self) -> Validation:
-        model, per_rank = self.config.model, self.lanes // self.runtime.world
-        memory = DocumentMemory.empty(model, per_rank, self.runtime.device)
-        nats, tokens = 0.0, 0
-        best = None  # the step in which most lanes are in the middle of a document
-        stream = LaneStream(
-            self.corpus,
-            SPLIT,
-            self.lanes,
-            model.segment,
-            rank=self.runtime.rank,
-            world=self.runtime.world,
-            one_pass=True,
+        with _evaluating(module), torch.no_grad():
+            scorer = TrainingScorer(module, self.runtime)
+            pieces = list(score(scorer, self.texts, self.lanes, self.config.model.segment))
+            scorer.wait_for_others()
+            gain = scorer.state_gain() if self.config.model.recurrent_layers else None
+        nats, tokens = self.runtime.sums(
+            sum(piece.nats.sum(dtype=np.float64) for piece in pieces), sum(len(piece.nats) for piece in pieces)
         )
-        with stream:
-            for done, step in enumerate(stream):
-                if done == self.steps:
-                    break
-                segment = as_tensors(step, slice(None), self.runtime.device)
-                carried = int((~segment.starts & segment.mask.any(1).cpu()).sum())
-                loss = self._score(segment, memory)
-                if best is None or carried >= best[0]:
-                    best = (carried, segment, memory, loss)
-                memory = loss.memory
-                nats += loss.text_nats.item()
-                tokens += int((step.mask & (step.targets != self.corpus.mark)).sum())
-        total_nats, total_tokens = self.runtime.sums(nats, tokens)
-        bits = total_nats / max(total_tokens, 1) / math.log(2)
-        gain = self._state_gain(*best[1:]) if best and model.recurrent_layers else None
-        return Validation(bits, int(total_tokens), gain)
+        result = {"bits_per_token": nats / max(tokens, 1) / math.log(2), "tokens": int(tokens)}
+        return result if gain is None else result | {"state_gain": gain}
 
-    def _state_gain(self, segment: Segment, memory: DocumentMemory, with_state: LanesLoss) -> float | None:
-        """The same segment again, with the state forgotten and the window cache kept.
 
-        A lane that has read nothing gets the learned initial state from the model, and keeps what its cache holds.
+def first_tokens(corpus: Corpus, count: int, lanes: int) -> list[NDArray[Any]]:
+    """So many tokens in all (0: the whole split), from the beginnings of documents, the longest first."""
+    texts = [corpus.tokens(SPLIT, index) for index in np.argsort(-corpus.lengths(SPLIT), kind="stable")]
+    if not count:
+        return texts
+    most, chosen = -(-count // lanes), []
+    for text in texts:
+        if count > 0:
+            chosen.append(text[: min(most, count)])
+            count -= len(chosen[-1])
+    return chosen
+
+
+class TrainingScorer:
+    """What `score` needs, by a module in training. Remembers the call with most lanes in the middle of a document."""
+
+    def __init__(self, module: SegmentsLoss, runtime: Runtime) -> None:
+        self.module, self.runtime, self.config = module, runtime, module.config
+        self._most: tuple[int, list[Tensor], DocumentMemory, Tensor] | None = None
+
+    def score(
+        self, rows: Sequence[NDArray[np.int64]], targets: Sequence[NDArray[np.int64]], memory: DocumentMemory | None
+    ) -> Scored:
+        self.runtime.sums(1)  # one more call, for those who wait
+        memory = memory or DocumentMemory.empty(self.config, len(rows), self.runtime.device)
+        lengths = torch.tensor(list(map(len, rows)))
+        call = [pad_sequence([torch.from_numpy(row) for row in x], batch_first=True) for x in (rows, targets)]
+        call = [*(x.to(self.runtime.device) for x in call), lengths]
+        nats, after = self._loss(call, memory)
+        carried = sum(not fresh for fresh in memory.fresh)
+        if self._most is None or carried >= self._most[0]:
+            self._most = (carried, call, memory, nats)
+        parts = zip(nats.cpu().numpy(), rows, strict=True)
+        return Scored([part[: len(row)] for part, row in parts], after)
+
+    def wait_for_others(self) -> None:
+        """With sharded weights, a call takes all processes: make empty ones until all have done their own."""
+        while self.runtime.sums(0)[0]:
+            self._idle()
+
+    def state_gain(self) -> float | None:
+        """Bits per token that the carried state saves against the initial one; None where nothing was carried.
+
+        The same call again, with the state forgotten and the window cache kept: a lane that has read nothing gets the
+        learned initial state from the model, and keeps what its cache holds.
         """
-        assert self.config.model.segment % self.config.model.window == 0, "lanes stand at a block border"
-        forgetful = replace(memory, tokens_read=torch.zeros_like(memory.tokens_read))
-        without_state = self._score(segment, forgetful)
-        carried = (~segment.starts).to(segment.mask.device)
-        saved = (without_state.lane_nats - with_state.lane_nats).where(carried, 0).sum().item()
-        counted = segment.mask.sum(1).where(carried, 0).sum().item()
-        total, count = self.runtime.sums(saved, counted)
+        saved, tokens = 0.0, 0
+        if self._most is None:
+            self._idle()
+        else:
+            _, call, memory, nats = self._most
+            assert not (memory.tokens_read % self.config.window).any(), "lanes stand at a block border"
+            without, _ = self._loss(call, replace(memory, tokens_read=torch.zeros_like(memory.tokens_read)))
+            real = torch.arange(nats.shape[1]) < call[2][:, None]
+            counted = (real & (memory.tokens_read > 0)[:, None]).to(nats.device)
+            saved, tokens = (without - nats).double().where(counted, 0).sum().item(), int(counted.sum())
+        total, count = self.runtime.sums(saved, tokens)
         return total / count / math.log(2) if count else None
 
-    def _score(self, segment: Segment, memory: DocumentMemory) -> LanesLoss:
+    def _loss(self, call: list[Tensor], memory: DocumentMemory) -> tuple[Tensor, DocumentMemory]:
+        tokens, targets, lengths = call
         with self.runtime.autocast():
-            return self.module([segment], memory)
+            loss = self.module.loss(tokens, targets, memory, lengths=lengths)
+        return loss.per_token, loss.memory
+
+    def _idle(self) -> None:
+        token = torch.zeros(1, 1, dtype=torch.int64, device=self.runtime.device)
+        self._loss([token, token, torch.ones(1, dtype=torch.int64)], DocumentMemory.empty(self.config, 1, token.device))
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Without dropout inside; afterwards every part is in the mode that it was in."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        reshard(module)
+        for part, mode in modes:
+            part.training = mode

@@ -154,7 +154,7 @@ async function showLayer(inspection, layer) {
     element("h3", { textContent: `${inspection.name}, layer ${layer.layer}` }),
     element("p", { className: "note", textContent: layer.note }),
     element("div", { className: "three" }, gates, change, length), element("div", { className: "pair" }, read, written),
-    element("p", { className: "note", textContent: layer.most_changed_note }), removalTable(layer));
+    element("p", { className: "note", textContent: layer.most_changed_note }), ablationTable(layer));
   const names = Object.keys(layer.gates);
   if (names.length > 1) {
     const keys = element("p", { className: "legend" });
@@ -177,12 +177,12 @@ async function showLayer(inspection, layer) {
     heatMap(canvas, { values: await unpack(packed), columns: layer.columns, rows: layer.states, xLabel: "block", yLabel: "state vector", xTo: layer.blocks });
 }
 
-function removalTable(layer) {
-  if (!layer.removal.length) return "";
+function ablationTable(layer) {
+  if (!layer.ablation.length) return "";
   const head = ["state vectors taken away", "most read: bits per token", "change", "least read: bits per token", "change"];
   const signed = (x) => (x >= 0 ? "+" : "−") + Math.abs(x).toFixed(4);
-  const rows = layer.removal.map((r) => element("tr", {}, ...[r.count, r.most_read.toFixed(4), signed(r.most_read - r.normal), r.least_read.toFixed(4), signed(r.least_read - r.normal)]
+  const rows = layer.ablation.map((r) => element("tr", {}, ...[r.count, r.most_read.toFixed(4), signed(r.most_read - r.normal), r.least_read.toFixed(4), signed(r.least_read - r.normal)]
     .map((text) => element("td", { className: "num", textContent: String(text) }))));
   const titles = element("tr", {}, ...head.map((text) => element("th", { textContent: text })));
-  return element("div", { className: "removal" }, element("table", {}, element("thead", {}, titles), element("tbody", {}, ...rows)));
+  return element("div", { className: "ablation" }, element("table", {}, element("thead", {}, titles), element("tbody", {}, ...rows)));
 }

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from block_recurrent.data.sources.document import SPLITS
 from block_recurrent.data.tokenizers.base import BYTES, ByteTokenizer, Tokenizer, tokenizer_from_model
 from block_recurrent.errors import DataError, FileFormatError, did_you_mean
+from block_recurrent.io import door
+from block_recurrent.io.door import MANIFEST
 
 FORMAT = "block-recurrent corpus"
-VERSION = 1
-MANIFEST = "manifest.json"
+VERSION = 2
 TOKENIZER_FILE = "tokenizer.model"
 DECODE_TOKENS = 1 << 18
 
@@ -32,6 +33,27 @@ DECODE_TOKENS = 1 << 18
 def token_file(split: str) -> str:
     """The file of a split's tokens."""
     return f"{split}.bin"
+
+
+OUR_FILES = {MANIFEST, TOKENIZER_FILE, *map(token_file, SPLITS)}
+_COUNTS = ("offset", "tokens", "bytes", "words", "characters", "replaced", "nul", "lost", "unknown")
+_DOCUMENT: dict[str, door.Rule] = {
+    "name": door.is_text,
+    "split": lambda split: split in SPLITS,
+    "sha256": door.is_hash,
+    "tokens_sha256": lambda digest: digest is None or door.is_hash(digest),
+    "exact": lambda exact: isinstance(exact, bool),
+    **dict.fromkeys(_COUNTS, door.is_count),
+}
+_RULES: dict[str, door.Rule] = {
+    "tokenizer": lambda x: isinstance(x, dict) and door.is_count(x.get("size")) and door.is_hash(x.get("sha256")),
+    "dtype": lambda dtype: dtype in ("uint16", "uint32"),
+    "settings": lambda settings: isinstance(settings, dict),
+    "splits": lambda splits: isinstance(splits, dict),
+    "left_out": lambda left: isinstance(left, list),
+    "packages?": lambda packages: isinstance(packages, list),
+    "documents": lambda documents: isinstance(documents, list),
+}
 
 
 @dataclass(frozen=True)
@@ -55,17 +77,17 @@ class DocumentInfo:
 
 
 class Corpus:
-    """A folder made by `brt data prepare`, opened for reading: sizes and index are checked, hashes are not."""
+    """A folder made by `brt data prepare`, opened for reading. The manifest and the sizes of files are checked at once,
+    the tokens of a document against their hash when they are first asked for.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.manifest = _read_manifest(self.folder)
         try:
             self._read_index()
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            if isinstance(error, FileFormatError):
-                raise
-            raise self._damaged(f"it lacks or misstates {error}") from None
+        except FileFormatError as error:
+            raise FileFormatError(f"'{self.folder}' is damaged: {error}; prepare the folder again") from None
 
     def _read_index(self) -> None:
         tokenizer = self.manifest["tokenizer"]
@@ -75,14 +97,16 @@ class Corpus:
         self.left_out: list[dict[str, str]] = self.manifest["left_out"]
         self._documents: dict[str, list[DocumentInfo]] = {split: [] for split in SPLITS}
         self._place: dict[str, tuple[str, int]] = {}
+        self._whole: set[tuple[str, int]] = set()
         for entry in self.manifest["documents"]:
+            door.check_schema(entry, _DOCUMENT, "a document of its manifest")
             document = DocumentInfo(**entry)
             of_split = self._documents[document.split]
             expected = of_split[-1].offset + of_split[-1].tokens if of_split else 0
-            if document.offset != expected or document.tokens < 0:
-                raise self._damaged(f"'{document.name}' should begin at token {expected}, not at {document.offset}")
+            if document.offset != expected:
+                raise FileFormatError(f"'{document.name}' should begin at token {expected}, not at {document.offset}")
             if document.name in self._place:
-                raise self._damaged(f"it lists '{document.name}' twice")
+                raise FileFormatError(f"its manifest lists '{document.name}' twice")
             self._place[document.name] = (document.split, len(of_split))
             of_split.append(document)
         self._files = {split: self._map(split) for split in SPLITS}
@@ -94,21 +118,9 @@ class Corpus:
         actual = path.stat().st_size if path.is_file() else None
         if actual != expected:
             found = "is missing" if actual is None else f"has {actual} bytes"
-            raise FileFormatError(
-                f"'{path}' {found}, but its manifest says {expected} bytes; prepare the folder again with --overwrite"
-            )
+            raise FileFormatError(f"{path.name} {found}, but its manifest says {expected} bytes")
         # An empty file can't be mapped.
         return np.memmap(path, self.dtype, "r").view(np.ndarray) if expected else np.empty(0, self.dtype)
-
-    def _damaged(self, what: str) -> FileFormatError:
-        return FileFormatError(
-            f"'{self.folder / MANIFEST}' is damaged: {what}; prepare the folder again with --overwrite"
-        )
-
-    @property
-    def mark(self) -> int:
-        """Another name of `eos_token_id`."""
-        return self.eos_token_id
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -122,7 +134,10 @@ class Corpus:
             raise FileFormatError(f"can't read '{path}': {error.strerror}; prepare the folder again") from None
         if hashlib.sha256(model).hexdigest() != self.manifest["tokenizer"]["sha256"]:
             raise FileFormatError(f"'{path}' is not the tokenizer that made the tokens: its SHA-256 differs")
-        return tokenizer_from_model(model, str(path))
+        tokenizer = tokenizer_from_model(model, str(path))
+        if tokenizer.size != self.eos_token_id:
+            raise FileFormatError(f"'{path}' has {tokenizer.size} pieces, its manifest says {self.eos_token_id}")
+        return tokenizer
 
     @cached_property
     def fingerprint(self) -> str:
@@ -144,9 +159,17 @@ class Corpus:
         return np.array([document.tokens for document in self.documents(split)], dtype=np.int64)
 
     def tokens(self, split: str, index: int) -> NDArray[np.unsignedinteger]:
-        """The tokens of one document: a read-only view into the mapped file."""
+        """The tokens of one document: a read-only view into the mapped file, checked when first used."""
         document = self.documents(split)[index]
-        return self._files[split][document.offset : document.offset + document.tokens]
+        tokens = self._files[split][document.offset : document.offset + document.tokens]
+        if (split, index) not in self._whole:
+            if not _is_whole(document, tokens):
+                raise FileFormatError(
+                    f"'{self.folder / token_file(split)}' is damaged: the tokens of '{document.name}' are not those "
+                    "that were written (SHA-256 differs); prepare the folder again"
+                )
+            self._whole.add((split, index))
+        return tokens
 
     def find(self, name: str) -> tuple[str, int]:
         """Split and index of a document, by its name."""
@@ -166,36 +189,41 @@ class Corpus:
             yield self.tokenizer.decode_bytes(tokens[start : start + DECODE_TOKENS], begin=start == 0)
 
 
+def _is_whole(document: DocumentInfo, tokens: NDArray[np.unsignedinteger]) -> bool:
+    """Whether tokens have the hash of those that were written. Tokens of bytes have that of the text itself."""
+    digest = hashlib.sha256()
+    for start in range(0, len(tokens), DECODE_TOKENS):
+        piece = tokens[start : start + DECODE_TOKENS]
+        if document.tokens_sha256 is None:
+            if piece.max() > 0xFF:
+                return False
+            piece = piece.astype(np.uint8)
+        digest.update(piece.data)
+    return digest.hexdigest() == (document.tokens_sha256 or document.sha256)
+
+
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """Writes a manifest with its digest; one line per document, so that it can be read and compared by eye."""
-    manifest = {**manifest, "digest": manifest_digest(manifest)}
+    """Writes a manifest with its seal; one line per document, so that it can be read and compared by eye."""
+    manifest = dict(manifest)
     rows = ",\n".join(json.dumps(document, ensure_ascii=False) for document in manifest.pop("documents"))
     head = json.dumps(manifest, ensure_ascii=False, indent=1)
-    path.write_text(f'{head[:-2]},\n "documents": [\n{rows}\n ]\n}}\n', encoding="utf-8")
+    path.write_text(door.seal_json(f'{head[:-2]},\n "documents": [\n{rows}\n ]\n}}'), encoding="utf-8")
 
 
 def manifest_digest(manifest: dict[str, Any]) -> str:
-    """SHA-256 of all that a manifest says, its digest left out."""
+    """SHA-256 of all that a manifest of version 1 says, its digest left out; later ones are sealed."""
     content = {key: value for key, value in manifest.items() if key != "digest"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        return door.read_manifest(folder / MANIFEST, FORMAT, {1: _RULES | {"digest": door.is_hash}, VERSION: _RULES})
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
             f"'{folder}' is not prepared data: it has no {MANIFEST}; make it with 'brt data prepare'"
         ) from None
     except OSError as error:
-        raise DataError(f"can't read '{path}': {error.strerror}") from None
-    except ValueError as error:
-        raise FileFormatError(f"'{path}' is damaged: {error}; prepare the folder again with --overwrite") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise FileFormatError(f"'{path}' is not a manifest of ours; make the folder with 'brt data prepare'")
-    if manifest.get("version") != VERSION:
-        raise FileFormatError(
-            f"'{path}' has version {manifest.get('version')}, this program reads {VERSION}; update it"
-        )
-    return manifest
+        raise DataError(f"can't read '{folder / MANIFEST}': {error.strerror}") from None
+    except FileFormatError as error:
+        raise FileFormatError(f"'{folder}' is damaged: {error}; prepare the folder again with --overwrite") from None

@@ -17,7 +17,7 @@ from typing import Any
 
 from block_recurrent.data.corpus.corpus import (
     FORMAT,
-    MANIFEST,
+    OUR_FILES,
     TOKENIZER_FILE,
     VERSION,
     Corpus,
@@ -28,14 +28,14 @@ from block_recurrent.data.corpus.corpus import (
 from block_recurrent.data.corpus.encoding import OpenDocument, encode_documents
 from block_recurrent.data.corpus.token_files import TokenWriter
 from block_recurrent.data.sources import KINDS, find_documents
-from block_recurrent.data.sources.document import SPLITS, Document, LeftOut, Package, check_shares
+from block_recurrent.data.sources.document import SPLITS, Document, LeftOut, Package, check_shares, deal
 from block_recurrent.data.sources.text import Unit
 from block_recurrent.data.tokenizers.base import BYTES, Encoded, Tokenizer
-from block_recurrent.data.utf8 import Counts
+from block_recurrent.data.utf8 import Counts, to_utf8
 from block_recurrent.errors import DataError
 from block_recurrent.io.atomic import atomic_folder
+from block_recurrent.io.door import MANIFEST
 
-OUR_FILES = {MANIFEST, TOKENIZER_FILE, *map(token_file, SPLITS)}
 Progress = Callable[[int, int], None]  # documents and bytes done so far
 
 
@@ -109,7 +109,9 @@ class _Preparation:
     def _found(self) -> Iterator[Document]:
         """The documents of all sources, each with its split."""
         settings, names = self._settings, set[str]()
-        for found in itertools.chain.from_iterable(find_documents(each, settings.unit) for each in settings.sources):
+        every = itertools.chain.from_iterable(find_documents(each, settings.unit) for each in settings.sources)
+        for found in deal(every, settings.validation, settings.test):
+            found = replace(found, name=to_utf8(found.name).decode())  # a name may hold half a character
             if isinstance(found, LeftOut):
                 self._not_read.append(found)
             elif found.name in names:
@@ -118,7 +120,7 @@ class _Preparation:
                 names.add(found.name)
                 if found.package is not None:
                     self._packages[found.package] = None
-                yield replace(found, split=found.split_by(settings.validation, settings.test))
+                yield found
 
     @property
     def _left_out(self) -> list[LeftOut]:

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from block_recurrent.data.corpus.corpus import MANIFEST, Corpus, DocumentInfo, manifest_digest
+from block_recurrent.data.corpus.corpus import OUR_FILES, Corpus, DocumentInfo, manifest_digest
 from block_recurrent.data.sources.document import SPLITS
-from block_recurrent.errors import DataError
-
-PIECE_TOKENS = 1 << 18
+from block_recurrent.errors import DataError, FileFormatError
+from block_recurrent.io.door import MANIFEST
 
 
 def summarize(corpus: Corpus, segment: int) -> dict[str, Any]:
@@ -29,14 +28,18 @@ def summarize(corpus: Corpus, segment: int) -> dict[str, Any]:
 
 
 def problems(corpus: Corpus) -> Iterator[str]:
-    """What is wrong with a corpus, one line each. (Sizes and index were checked when it was opened.)"""
-    if manifest_digest(corpus.manifest) != corpus.manifest.get("digest"):
+    """What is wrong with a corpus, one line each. (Manifest and sizes were checked when it was opened.)"""
+    if corpus.manifest["version"] == 1 and manifest_digest(corpus.manifest) != corpus.manifest["digest"]:
         yield f"{MANIFEST} was changed after it was written"
+    for name in sorted({path.name for path in corpus.folder.iterdir()} - OUR_FILES):
+        yield f"'{name}' is not a file of prepared data"
     for split in SPLITS:
         for index, document in enumerate(corpus.documents(split)):
             try:
-                yield from (f"{document.name}: {problem}" for problem in _problems_of(corpus, index, document))
-            except DataError as error:  # a token outside the vocabulary
+                if document.exact and not _gives_text_back(corpus, index, document):
+                    yield f"{document.name}: its text is not the one that was read (SHA-256 differs)"
+                corpus.tokens(split, index)
+            except (DataError, FileFormatError) as error:
                 yield f"{document.name}: {error}"
 
 
@@ -68,20 +71,9 @@ def _ratio(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _problems_of(corpus: Corpus, index: int, document: DocumentInfo) -> Iterator[str]:
-    tokens = corpus.tokens(document.split, index)
-    if document.tokens_sha256 is not None:
-        digest = hashlib.sha256()
-        for start in range(0, len(tokens), PIECE_TOKENS):
-            digest.update(tokens[start : start + PIECE_TOKENS].data)
-        if digest.hexdigest() != document.tokens_sha256:
-            yield "its tokens are not those that were written (SHA-256 differs)"
-            return
-    if not document.exact:
-        return
+def _gives_text_back(corpus: Corpus, index: int, document: DocumentInfo) -> bool:
     digest, size = hashlib.sha256(), 0
     for piece in corpus.text_pieces(document.split, index):
         digest.update(piece)
         size += len(piece)
-    if digest.hexdigest() != document.sha256 or size != document.bytes:
-        yield "its text is not the one that was read (SHA-256 differs)"
+    return digest.hexdigest() == document.sha256 and size == document.bytes

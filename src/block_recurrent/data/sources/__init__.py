@@ -38,6 +38,8 @@ def find_documents(source: str, unit: Unit = "file") -> Iterator[Found]:
         return folder_documents(path, unit)
     if not os.path.exists(path):
         raise DataError(f"there is no source '{source}'; give {KINDS}")
+    if not os.path.isfile(path):  # a pipe would be waited for
+        raise DataError(f"the source '{source}' is no regular file; give {KINDS}")
     return path_documents(path, path.name, None)
 
 

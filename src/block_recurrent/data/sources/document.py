@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from block_recurrent.data.utf8 import to_utf8
 from block_recurrent.errors import DataError
 
 SPLITS = ("train", "validation", "test")
+SMALL_SET = 64
+"""Up to so many documents, chance may leave a split empty."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,12 @@ class Document:
 
     def split_by(self, validation: float, test: float) -> str:
         """The document's split, given the shares of documents that are held out."""
-        # All documents of a package fall into one split, whatever its version.
-        return self.split or deal_split(self.package.name if self.package else self.name, validation, test)
+        return self.split or deal_split(self.key, validation, test)
+
+    @property
+    def key(self) -> str:
+        """What its split hangs on: all documents of a package fall into one, whatever its version."""
+        return self.package.name if self.package else self.name
 
 
 Found = Document | LeftOut
@@ -82,6 +89,35 @@ def deal_split(name: str, validation: float, test: float) -> str:
     """The split of a document by a hash of its name: it never depends on the other documents."""
     chance = chance_of(name)
     return "test" if chance < test else "validation" if chance < test + validation else "train"
+
+
+def deal(found: Iterable[Found], validation: float, test: float) -> Iterator[Found]:
+    """Documents with their splits. In a small set every split that was asked for gets a document, if there are enough.
+
+    Where the hashes of names leave a split empty, the document whose hash comes nearest is moved there.
+    """
+    found = iter(found)
+    first = list(itertools.islice(found, SMALL_SET + 1))
+    moved = _moved(first, validation, test) if len(first) <= SMALL_SET else {}
+    for each in itertools.chain(first, found):
+        if isinstance(each, Document):
+            each = replace(each, split=moved.get(each.key) or each.split_by(validation, test))
+        yield each
+
+
+def _moved(found: list[Found], validation: float, test: float) -> dict[str, str]:
+    documents = [each for each in found if isinstance(each, Document)]
+    if any(document.split for document in documents):
+        return {}
+    keys = sorted({document.key for document in documents}, key=chance_of)
+    splits = {key: deal_split(key, validation, test) for key in keys}
+    shares = {"train": 1 - validation - test, "test": test, "validation": validation}
+    for split, share in shares.items():
+        dealt = list(splits.values())
+        if share > 0 and split not in dealt:
+            spare = [key for key in keys if dealt.count(splits[key]) > 1]
+            splits.update(dict.fromkeys(spare[-1:] if split == "train" else spare[:1], split))
+    return splits
 
 
 def chance_of(name: str) -> float:

@@ -138,7 +138,7 @@ def _valid(chunk: bytes, name: str, remarks: Remarks) -> bytes:
     except UnicodeDecodeError as error:
         if remarks.strict:
             raise DataError(
-                f"'{name}' is not UTF-8 (byte 0x{chunk[error.start]:02X}); convert it, or leave --strict away"
+                f"'{name}' is not UTF-8 (byte 0x{chunk[error.start]:02X}); convert it, or omit --strict"
             ) from None
         text = chunk.decode("utf-8", "replace").encode()
         replaced = text.count(REPLACEMENT) - chunk.count(REPLACEMENT)

@@ -1,8 +1,7 @@
-"""Lanes: streams of whole documents in segments, for training and evaluation.
+"""Lanes over a corpus: whole documents in segments, for training and evaluation.
 
-A document of n tokens is read as [mark, t_1 .. t_n] with targets [t_1 .. t_n, mark]. Its last segment is padded with
-marks, and `mask` is False there. The mask marks what carries training loss: the text's tokens and the mark that ends
-them. Measures count `targets != eos_token_id`: neither the mark nor padding.
+The last segment of a document is padded with marks, and `mask` is False there: it marks the text's tokens and the mark
+that ends them.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_recurrent.data.streams.prefetch import Prefetcher
+from block_recurrent.data.streams.segments import Cursor, Segment, SegmentStream
 from block_recurrent.errors import DataError
 
-Cursor = dict[str, Any]
 # A document starts at the latest this many times its own length before the ideal end of an epoch. On books, lanes end
 # an epoch three times closer together than with a plain shuffle; a larger number makes orders less random.
 LATEST_START = 2
@@ -33,21 +32,11 @@ class TokenDocuments(Protocol):
     def tokens(self, split: str, index: int) -> NDArray[Any]: ...
 
 
-class Step(NamedTuple):
-    """One segment for each lane of this rank."""
-
-    tokens: NDArray[np.int64]  # (lanes, segment)
-    targets: NDArray[np.int64]  # (lanes, segment)
-    mask: NDArray[np.bool_]  # (lanes, segment): carries training loss
-    starts: NDArray[np.bool_]  # (lanes,): a document begins here
-    cursor: Cursor  # continues after this step; JSON-serialisable
-
-
-class LaneStream:
-    """An endless iterator of steps over a split, or with `one_pass` each document once and then an end.
+class LaneStream(SegmentStream):
+    """An endless iterator of segments over a split, or with `one_pass` each document once and then an end.
 
     `lanes` counts all ranks; rank r of `world` gets the r-th share, and the stream of all lanes is the same for any
-    world. Steps are built ahead in a thread; `close` (or leaving a with-block) ends it.
+    world. Segments are built ahead in a thread; `close` (or leaving a with-block) ends it.
     """
 
     def __init__(
@@ -78,34 +67,24 @@ class LaneStream:
             "seed": seed,
             "one_pass": one_pass,
         }
-        self._steps: Prefetcher[Step] | None = None
+        self._ahead: Prefetcher[Segment] | None = None
         self._cursor = _cursor_of(self._new_schedule(), self._identity)
 
-    def __iter__(self) -> LaneStream:
-        return self
-
-    def __next__(self) -> Step:
-        if self._steps is None:
-            steps = _steps(self._corpus, self._schedule_at(self._cursor), self._lanes, self._identity)
-            self._steps = Prefetcher(steps, self._prefetch)
-        step = next(self._steps)
-        self._cursor = step.cursor
-        return step
-
-    def __enter__(self) -> LaneStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __next__(self) -> Segment:
+        if self._ahead is None:
+            segments = _segments(self._corpus, self._schedule_at(self._cursor), self._lanes, self._identity)
+            self._ahead = Prefetcher(segments, self._prefetch)
+        segment = next(self._ahead)
+        assert segment.cursor is not None
+        self._cursor = segment.cursor
+        return segment
 
     def close(self) -> None:
-        """Ends the thread that builds ahead. The stream may be used again: it goes on after the last step it gave."""
-        if self._steps is not None:
-            self._steps.close()
-            self._steps = None
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
 
     def state_dict(self) -> Cursor:
-        """Where the stream is: after the last step it gave, whatever has been built ahead."""
         return self._cursor
 
     def load_state_dict(self, state: Cursor) -> None:
@@ -199,13 +178,13 @@ class LaneSchedule:
         return np.lexsort((chance, np.minimum(chance * steps, latest)))
 
 
-def _steps(corpus: TokenDocuments, schedule: LaneSchedule, lanes: range, identity: Cursor) -> Iterator[Step]:
+def _segments(corpus: TokenDocuments, schedule: LaneSchedule, lanes: range, identity: Cursor) -> Iterator[Segment]:
     # Not a method: the thread that runs this must not keep the stream alive.
     while any(positions := schedule.next_step()):
         yield _read([positions[lane] for lane in lanes], corpus, _cursor_of(schedule, identity))
 
 
-def _read(positions: list[Position | None], corpus: TokenDocuments, cursor: Cursor) -> Step:
+def _read(positions: list[Position | None], corpus: TokenDocuments, cursor: Cursor) -> Segment:
     segment = cursor["segment"]
     shape = (len(positions), segment)
     inputs, targets = np.full(shape, corpus.eos_token_id), np.full(shape, corpus.eos_token_id)
@@ -222,7 +201,7 @@ def _read(positions: list[Position | None], corpus: TokenDocuments, cursor: Curs
             behind = text[begin - 1 + first : begin + len(ahead)][: segment - first]
             inputs[lane, first : first + len(behind)] = behind
     starts = np.array([position is not None and position.segment == 0 for position in positions], np.bool_)
-    return Step(inputs, targets, mask, starts, cursor)
+    return Segment(inputs, targets, mask, starts, cursor)
 
 
 def _cursor_of(schedule: LaneSchedule, identity: Cursor) -> Cursor:

@@ -45,11 +45,6 @@ class Tokenizer(ABC):
         return self.size
 
     @property
-    def mark(self) -> int:
-        """Another name of `eos_token_id`."""
-        return self.eos_token_id
-
-    @property
     def vocab_size(self) -> int:
         """What the model needs: the tokenizer's pieces and the document mark."""
         return self.size + 1

@@ -12,12 +12,20 @@ from functools import partial
 from pathlib import Path
 
 from block_recurrent.data.sources import find_documents, total_size
-from block_recurrent.data.sources.document import Document, LeftOut, Remarks, UnreadableError, chance_of, check_shares
+from block_recurrent.data.sources.document import (
+    Document,
+    LeftOut,
+    Remarks,
+    UnreadableError,
+    chance_of,
+    check_shares,
+    deal,
+)
 from block_recurrent.data.sources.text import Unit
 from block_recurrent.data.tokenizers.base import ByteTokenizer, Tokenizer, tokenizer_from_model
 from block_recurrent.data.tokenizers.sentencepiece import SPACE
 from block_recurrent.errors import DataError
-from block_recurrent.io.atomic import atomic_file
+from block_recurrent.io.output import write_file
 
 LEAST_SIZE, MOST_SIZE = 512, 131_072
 # SentencePiece holds its sample in memory, several times over; more text than this hardly changes a vocabulary.
@@ -47,12 +55,7 @@ def train_tokenizer(
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     """Writes the vocabulary file, whole or not at all."""
     assert tokenizer.model is not None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as aside:
-            aside.write_bytes(tokenizer.model)
-    except OSError as error:
-        raise DataError(f"can't write the tokenizer to '{path}': {error.strerror}") from None
+    write_file(path, tokenizer.model, make_folder=True)
 
 
 def _train(sentences: list[str], vocab_size: int) -> bytes:
@@ -105,8 +108,9 @@ def _sentences(sources: Sequence[str], unit: Unit, validation: float, test: floa
     """Lines of the sample, long ones cut at spaces."""
     share = min(1.0, SAMPLE_BYTES / (total_size(sources) or 1))
     room = SAMPLE_BYTES  # for sources whose size is not known beforehand
-    for found in itertools.chain.from_iterable(find_documents(source, unit) for source in sources):
-        if isinstance(found, LeftOut) or found.split_by(validation, test) not in splits:
+    every = itertools.chain.from_iterable(find_documents(source, unit) for source in sources)
+    for found in deal(every, validation, test):
+        if isinstance(found, LeftOut) or found.split not in splits:
             continue
         for piece in _sampled(found, share):
             for line in piece.decode().splitlines(keepends=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,15 @@ class TensorArgument(ctypes.Structure):
 def tensor(x: Tensor, shape: tuple[int, ...]) -> TensorArgument:
     """A tensor (B, H, rows, K) for C, checked."""
     _check(x, shape, torch.float32)
-    check(x.ndim == 4 and (x.stride(3) == 1 or x.shape[3] == 1), f"rows with strides {x.stride()}")
-    return TensorArgument(x.data_ptr(), *x.stride()[:3])
+    lane, head, row, number = x.stride()
+    if number != 1 and shape[3] != 1:
+        check(False, f"rows with strides {x.stride()}")
+    return TensorArgument(x.data_ptr(), lane, head, row)
+
+
+def tensors(xs: Sequence[Tensor], shape: tuple[int, ...]) -> Any:
+    """Several of one shape: an array for C."""
+    return (TensorArgument * len(xs))(*(tensor(x, shape) for x in xs))
 
 
 def pointer(x: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> int | None:
@@ -62,13 +70,17 @@ def pointer(x: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype = torch
     if x is None:
         return None
     _check(x, shape, dtype)
-    check(x.is_contiguous(), f"a tensor with strides {x.stride()}, where it must be contiguous")
+    if not x.is_contiguous():
+        check(False, f"a tensor with strides {x.stride()}, where it must be contiguous")
     return x.data_ptr()
 
 
 def _check(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    check(x.is_cpu and x.dtype == dtype, f"{x.dtype} on {x.device}, where it takes {dtype} on a CPU")
-    check(tuple(x.shape) == shape, f"shape {tuple(x.shape)}, where it takes {shape}")
+    # Problems are put into words only where there are some: words take longer than a small kernel.
+    if not x.is_cpu or x.dtype != dtype:
+        check(False, f"{x.dtype} on {x.device}, where it takes {dtype} on a CPU")
+    if x.shape != shape:
+        check(False, f"shape {tuple(x.shape)}, where it takes {shape}")
 
 
 def check(holds: bool, problem: str) -> None:

@@ -3,7 +3,10 @@
    Query i of a head sees W keys, from key i * slide on, with logits q[i].k[j] + bias[j - i * slide]. With slide 1 that
    is the window of SPEC section 2 (the first W keys are of the tokens before); with slide 0 all queries see all keys.
 
-   Heads of lanes ("pairs") are independent. The keys of a pair are cut into blocks of KEYS, its queries into tiles of
+   There may be several groups of N queries, one after the other, each with keys of its own; and the keys of a group may
+   be several tensors of equal length, one after the other. So nobody has to join what lies in different places.
+
+   Heads of groups of lanes ("pairs") are independent. The keys of a pair are cut into blocks of KEYS, its queries into tiles of
    TILE. A block is laid out as the products want it, and then all tiles that see some of it pass by. So a block, the
    gradients of its keys and values, and the logits and weights of a tile stay in the second-level cache, however long
    the window is: nothing of size N x W goes through memory. As no tile sees all of its keys at once, softmax is summed
@@ -22,20 +25,47 @@
 typedef struct {
     int B, H, N, K, W;
     int slide;
+    int groups, pieces; /* tensors of keys: pieces of group 0, of group 1, ... */
     int fixed_keys; /* so many of the first keys need no gradients */
     float dropout;
     uint64_t seed; /* of the dropout mask, which is never stored: the backward pass draws it again */
     int threads;
 } Shape;
 
+static int pairs_of(Shape s) { return s.B * s.groups * s.H; }
+
 static float *rows_of(Tensor x, Shape s, int pair, int row) {
-    return x.data + pair / s.H * x.lane + pair % s.H * x.head + row * x.row;
+    const int head = pair % s.H, group = pair / s.H % s.groups, lane = pair / s.H / s.groups;
+    return x.data + lane * x.lane + head * x.head + (group * s.N + row) * x.row;
 }
 
 static int keys_of(Shape s, int queries) { return s.W + queries * s.slide; }
 
-/* The bias of a pair's head. Its row is as long as W and the sides. */
-static float *bias_of(float *bias, Shape s, int head) { return bias + (int64_t)head * (s.W + 2 * SIDE) + SIDE; }
+/* So many rows from `data` on, which are key `key` and its followers. */
+typedef struct {
+    float *data;
+    int64_t row;
+    int count;
+} Rows;
+
+/* Keys (or values) of a pair from `key` on: at most `most`, and not beyond their piece. */
+static Rows keys_from(const Tensor *x, Shape s, int pair, int key, int most) {
+    const int head = pair % s.H, group = pair / s.H % s.groups, lane = pair / s.H / s.groups;
+    const int length = keys_of(s, s.N) / s.pieces;
+    const Tensor piece = x[group * s.pieces + key / length];
+    float *data = piece.data + lane * piece.lane + head * piece.head + key % length * piece.row;
+    return (Rows){data, piece.row, smaller(most, length - key % length)};
+}
+
+/* The bias of a head. Its row is as long as W and the sides; without a slide, one for all heads. */
+static int64_t bias_row(Shape s) { return s.W + 2 * SIDE; }
+
+static float *bias_of(float *bias, Shape s, int head) { return bias + s.slide * head * bias_row(s) + SIDE; }
+
+/* Where nothing slides there is no bias: only the end of the keys. */
+static void no_bias(float *bias, Shape s) {
+    for (int j = 0; j < bias_row(s); j++) bias[j] = j >= SIDE && j < SIDE + s.W ? 0 : -INFINITY;
+}
 
 /* ---- Where tiles and blocks meet ---------------------------------------------------------------------------------- */
 
@@ -134,9 +164,11 @@ static void weigh(float *row, const float *bias, Span seen, Softmax *softmax, fl
     }
     const float highest = largest_of(most);
     if (highest > softmax->highest) {
-        const float factor = expf(softmax->highest - highest);
-        for (int k = 0; k < width; k += LANES) *(vector *)(result + k) *= factor;
-        softmax->sum *= factor;
+        if (softmax->highest > -INFINITY) { /* something was summed before */
+            const float factor = expf(softmax->highest - highest);
+            for (int k = 0; k < width; k += LANES) *(vector *)(result + k) *= factor;
+            softmax->sum *= factor;
+        }
         softmax->highest = highest;
     }
     const float shift = softmax->highest > -INFINITY ? softmax->highest : 0; /* if none of the keys is this query's */
@@ -166,14 +198,28 @@ INLINE void weigh_backward(float *row, float *d_row, const float *bias, float *d
 
 /* ---- Layouts ------------------------------------------------------------------------------------------------------ */
 
-/* Rows of a block with so many keys: as far as ROWS queries look, in whole panels. */
-static int keys_laid(int there) { return smaller(KEYS, rounded_up(there + ROWS, PANEL)); }
+/* Rows of a block with so many keys: as far as ROWS queries look, in whole vectors. */
+static int keys_laid(Shape s, int there) { return smaller(KEYS, rounded_up(there + ROWS * s.slide, LANES)); }
 
-/* rows x width -> rows x K; zeros in the first rows. */
-static void put_rows(const float *x, int width, float *out, int64_t out_row, int zeros, int rows, int K) {
-    for (int i = 0; i < rows; i++)
-        if (i < zeros) memset(out + i * out_row, 0, K * sizeof(float));
-        else memcpy(out + i * out_row, x + i * width, K * sizeof(float));
+/* The keys from `start` on -> laid x width; zeros behind those that are there. */
+static void lay_keys(const Tensor *x, Shape s, int pair, int start, int there, float *out, int laid, int width) {
+    for (int j = 0; j < there;) {
+        const Rows rows = keys_from(x, s, pair, start + j, there - j);
+        lay_rows(rows.data, rows.row, rows.count, s.K, out + j * width, rows.count, width);
+        j += rows.count;
+    }
+    memset(out + there * width, 0, (size_t)(laid - there) * width * sizeof(float));
+}
+
+/* The inverse of `lay_keys`, for gradients; zeros in the first rows. */
+static void put_keys(const float *x, int width, const Tensor *out, Shape s, int pair, int start, int zeros, int there) {
+    for (int j = 0; j < there;) {
+        const Rows rows = keys_from(out, s, pair, start + j, there - j);
+        for (int i = 0; i < rows.count; i++)
+            if (j + i < zeros) memset(rows.data + i * rows.row, 0, s.K * sizeof(float));
+            else copy_row(x + (j + i) * width, rows.data + i * rows.row, s.K);
+        j += rows.count;
+    }
 }
 
 /* ---- What Python calls -------------------------------------------------------------------------------------------- */
@@ -181,14 +227,15 @@ static void put_rows(const float *x, int width, float *out, int64_t out_row, int
 /* Queries of a task of the forward pass: more than keys before them, so that few keys are laid out twice. */
 static int queries_of_task(Shape s) { return rounded_up(smaller(larger(2 * s.W, 4 * TILE), s.N), TILE); }
 
-/* q (B, H, N, K), k and v (B, H, W + N * slide, K), bias (H, SIDE + W + SIDE) -> out (B, H, N, K),
-   log_sums (B * H, N). */
-int attention(Shape s, Tensor q, Tensor k, Tensor v, float *bias, Tensor out, float *log_sums) {
+/* q (B, H, groups * N, K), k and v groups * pieces of (B, H, (W + N * slide) / pieces, K), bias (H, SIDE + W + SIDE) or
+   none without a slide -> out (B, H, groups * N, K), log_sums (B * groups * H, N). */
+int attention(Shape s, Tensor q, const Tensor *k, const Tensor *v, float *bias, Tensor out, float *log_sums) {
     const int width = rounded_up(s.K, LANES), most = queries_of_task(s), tasks = (s.N + most - 1) / most;
     const size_t block = KEYS * width, all = (size_t)most * width;
     const size_t each = 2 * bytes_of(block) + bytes_of(TILE * KEYS) + 2 * bytes_of(all) + bytes_of(2 * most);
-    char *working = room(each * s.threads);
+    char *working = room(each * s.threads + bytes_of(bias_row(s)));
     if (!working) return OUT_OF_MEMORY;
+    if (!s.slide) no_bias(bias = (float *)(working + each * s.threads), s);
 #pragma omp parallel num_threads(s.threads)
     {
         char *next = working + each * omp_get_thread_num();
@@ -196,21 +243,22 @@ int attention(Shape s, Tensor q, Tensor k, Tensor v, float *bias, Tensor out, fl
         float *x = take(&next, all), *result = take(&next, all);
         Softmax *softmax = take(&next, 2 * most); /* of two numbers */
 #pragma omp for schedule(dynamic)
-        for (int task = 0; task < s.B * s.H * tasks; task++) {
-            int pair = task / tasks, begin = task % tasks * most, queries = smaller(most, s.N - begin);
-            lay_rows(rows_of(q, s, pair, begin), q.row, queries, s.K, x, most, width);
-            memset(result, 0, (size_t)most * width * sizeof(float));
-            for (int i = 0; i < most; i++) softmax[i] = (Softmax){-INFINITY, 0};
+        for (int task = 0; task < pairs_of(s) * tasks; task++) {
+            const int pair = task / tasks, begin = task % tasks * most, queries = smaller(most, s.N - begin);
+            const int rows = rounded_up(queries, ROWS);
+            lay_rows(rows_of(q, s, pair, begin), q.row, queries, s.K, x, rows, width);
+            memset(result, 0, (size_t)rows * width * sizeof(float));
+            for (int i = 0; i < rows; i++) softmax[i] = (Softmax){-INFINITY, 0};
             int end = keys_of(s, begin + queries);
             for (int start = begin * s.slide; start < end; start += KEYS) {
-                const int there = smaller(KEYS, end - start), laid = keys_laid(there);
-                lay_rows(rows_of(k, s, pair, start), k.row, there, s.K, values, laid, width);
+                const int there = smaller(KEYS, end - start), laid = keys_laid(s, there);
+                lay_keys(k, s, pair, start, there, values, laid, width);
                 lay_panels(values, width, laid, panels);
-                lay_rows(rows_of(v, s, pair, start), v.row, there, s.K, values, laid, width);
+                lay_keys(v, s, pair, start, there, values, laid, width);
                 for (int first = 0; first < queries; first += TILE) {
                     if (!meet(begin + first, start, s)) continue;
                     by_panels(x + first * width, panels, weights, begin + first, start, s, width);
-                    for (int i = first; i < first + TILE; i++) {
+                    for (int i = first; i < smaller(first + TILE, rows); i++) {
                         const int key = start - (begin + i) * s.slide; /* that column 0 is to this query */
                         Span seen = span_of(begin + i / ROWS * ROWS, start, s);
                         float *row = weights + (i - first) * KEYS;
@@ -220,8 +268,9 @@ int attention(Shape s, Tensor q, Tensor k, Tensor v, float *bias, Tensor out, fl
                     by_keys(weights, values, result + first * width, begin + first, start, s, width);
                 }
             }
-            for (int i = 0; i < queries; i++) {
-                float *to = rows_of(out, s, pair, begin + i), factor = 1.0f / softmax[i].sum;
+            float *to = rows_of(out, s, pair, begin);
+            for (int i = 0; i < queries; i++, to += out.row) {
+                const float factor = 1.0f / softmax[i].sum;
                 for (int c = 0; c < s.K; c++) to[c] = result[i * width + c] * factor;
                 log_sums[(int64_t)pair * s.N + begin + i] = softmax[i].highest + logf(softmax[i].sum);
             }
@@ -231,14 +280,17 @@ int attention(Shape s, Tensor q, Tensor k, Tensor v, float *bias, Tensor out, fl
     return DONE;
 }
 
-/* dq, dk, dv like q, k, v; d_bias like bias, one for each lane. */
-int attention_backward(Shape s, Tensor q, Tensor k, Tensor v, float *bias, Tensor out, const float *log_sums,
-                       Tensor d_out, Tensor dq, Tensor dk, Tensor dv, float *d_bias) {
-    const int width = rounded_up(s.K, LANES), most = rounded_up(s.N, TILE), end = keys_of(s, s.N);
+/* dq, dk, dv like q, k, v; d_bias like bias, one for each lane, or none. */
+int attention_backward(Shape s, Tensor q, const Tensor *k, const Tensor *v, float *bias, Tensor out,
+                       const float *log_sums, Tensor d_out, Tensor dq, const Tensor *dk, const Tensor *dv,
+                       float *d_bias) {
+    const int width = rounded_up(s.K, LANES), most = rounded_up(s.N, ROWS), end = keys_of(s, s.N);
     const size_t block = KEYS * width, tiled = TILE * KEYS, all = (size_t)most * width;
-    const size_t each = 5 * bytes_of(block) + 2 * bytes_of(tiled) + 3 * bytes_of(all) + 2 * bytes_of(most);
-    char *working = room(each * s.threads);
+    const size_t each = 5 * bytes_of(block) + 2 * bytes_of(tiled) + 3 * bytes_of(all) +
+                        2 * bytes_of(most) + bytes_of(bias_row(s));
+    char *working = room(each * s.threads + bytes_of(bias_row(s)));
     if (!working) return OUT_OF_MEMORY;
+    if (!s.slide) no_bias(bias = (float *)(working + each * s.threads), s);
 #pragma omp parallel num_threads(s.threads)
     {
         char *next = working + each * omp_get_thread_num();
@@ -247,21 +299,24 @@ int attention_backward(Shape s, Tensor q, Tensor k, Tensor v, float *bias, Tenso
         float *weights = take(&next, tiled), *d_weights = take(&next, tiled);
         float *x = take(&next, all), *d_x = take(&next, all), *result = take(&next, all);
         float *log_sum = take(&next, most), *along = take(&next, most);
+        float *unused = take(&next, bias_row(s));
 #pragma omp for schedule(dynamic)
-        for (int pair = 0; pair < s.B * s.H; pair++) {
-            memset(bias_of(d_bias, s, pair) - SIDE, 0, (s.W + 2 * SIDE) * sizeof(float));
+        for (int pair = 0; pair < pairs_of(s); pair++) {
+            float *pair_d_bias = s.slide ? bias_of(d_bias, s, pair) : unused + SIDE;
+            memset(pair_d_bias - SIDE, 0, bias_row(s) * sizeof(float));
             lay_rows(rows_of(q, s, pair, 0), q.row, s.N, s.K, x, most, width);
             lay_rows(rows_of(d_out, s, pair, 0), d_out.row, s.N, s.K, d_x, most, width);
             memset(result, 0, all * sizeof(float));
+            const float *results = rows_of(out, s, pair, 0);
             for (int i = 0; i < most; i++) {
                 log_sum[i] = i < s.N ? log_sums[(int64_t)pair * s.N + i] : INFINITY; /* weights of 0 behind N */
-                along[i] = i < s.N ? dot(d_x + i * width, rows_of(out, s, pair, i), s.K) : 0;
+                along[i] = i < s.N ? dot(d_x + i * width, results + i * out.row, s.K) : 0;
             }
             for (int start = 0; start < end; start += KEYS) {
-                const int there = smaller(KEYS, end - start), laid = keys_laid(there), fixed = s.fixed_keys - start;
-                lay_rows(rows_of(v, s, pair, start), v.row, there, s.K, keys, laid, width);
+                const int there = smaller(KEYS, end - start), laid = keys_laid(s, there), fixed = s.fixed_keys - start;
+                lay_keys(v, s, pair, start, there, keys, laid, width);
                 lay_panels(keys, width, laid, value_panels);
-                lay_rows(rows_of(k, s, pair, start), k.row, there, s.K, keys, laid, width);
+                lay_keys(k, s, pair, start, there, keys, laid, width);
                 lay_panels(keys, width, laid, key_panels);
                 memset(d_keys, 0, laid * width * sizeof(float));
                 memset(d_values, 0, laid * width * sizeof(float));
@@ -270,12 +325,12 @@ int attention_backward(Shape s, Tensor q, Tensor k, Tensor v, float *bias, Tenso
                     const float *q_tile = x + tile * width, *d_tile = d_x + tile * width;
                     by_panels(q_tile, key_panels, weights, tile, start, s, width);
                     by_panels(d_tile, value_panels, d_weights, tile, start, s, width);
-                    for (int i = tile; i < tile + TILE; i++) {
+                    for (int i = tile; i < smaller(tile + TILE, most); i++) {
                         const int key = start - i * s.slide;
                         Span seen = span_of(i / ROWS * ROWS, start, s);
                         float *row = weights + (i - tile) * KEYS, *d_row = d_weights + (i - tile) * KEYS;
                         float *own_bias = bias_of(bias, s, pair % s.H) + key;
-                        float *own_d_bias = bias_of(d_bias, s, pair) + key;
+                        float *own_d_bias = pair_d_bias + key;
                         if (s.dropout > 0)
                             weigh_backward(row, d_row, own_bias, own_d_bias, seen, log_sum[i], along[i], key, s.dropout,
                                            seed_of(s, pair, i));
@@ -287,10 +342,11 @@ int attention_backward(Shape s, Tensor q, Tensor k, Tensor v, float *bias, Tenso
                     by_queries(weights, d_tile, d_values, tile, start, s, width);
                     by_queries(d_weights, q_tile, d_keys, tile, start, s, width);
                 }
-                put_rows(d_keys, width, rows_of(dk, s, pair, start), dk.row, fixed, there, s.K);
-                put_rows(d_values, width, rows_of(dv, s, pair, start), dv.row, fixed, there, s.K);
+                put_keys(d_keys, width, dk, s, pair, start, fixed, there);
+                put_keys(d_values, width, dv, s, pair, start, fixed, there);
             }
-            put_rows(result, width, rows_of(dq, s, pair, 0), dq.row, 0, s.N, s.K);
+            float *to = rows_of(dq, s, pair, 0);
+            for (int i = 0; i < s.N; i++, to += dq.row) copy_row(result + i * width, to, s.K);
         }
     }
     free(working);

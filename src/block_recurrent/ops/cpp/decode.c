@@ -2,7 +2,8 @@
 
    With few lanes the time is that of reading weights and caches from memory once, so everything here is about that:
    weights lie row after row, a thread reads the rows of its share, and a narrow weight is widened in registers. With
-   many lanes a tile of 3 rows and 4 lanes is summed in registers, so that a weight read once serves all of them.
+   many lanes a tile of some rows and 4 lanes is summed in registers, so that a weight read once serves all of them;
+   what is read next is fetched little by little meanwhile, so that memory and arithmetic work at the same time.
 
    One parallel region; threads meet five times a layer. Every lane has caches of its own, wherever they are: a token is
    written behind the W entries that it sees. Letters as everywhere: D, H, K, F, W, S, V.
@@ -17,14 +18,19 @@
 
 #include "vectors.h"
 
+#ifdef __AVX512F__
+#define TILE_ROWS 6 /* 6 x 4 sums, 4 inputs and 1 weight of 32 registers */
+#else
 #define TILE_ROWS 3 /* 3 x 4 sums, 3 weights and 1 input fill the 16 registers of AVX2 */
+#endif
 #define TILE_LANES 4
 #define AHEAD 4096    /* bytes that are fetched before they are needed */
 #define LONG_ROW 4096 /* bytes of a row that is read well without */
 #define SPINS 1000 /* of a waiting thread: some tens of microseconds */
 #define EPSILON 1e-6f
+#define HIGHEST_FLOAT16 65504
 
-enum { FLOAT32, BFLOAT16, INT8 };
+enum { FLOAT32, BFLOAT16, INT8, FLOAT16 };
 enum { STORE, RELU, ADD };
 
 typedef struct {
@@ -65,47 +71,45 @@ typedef struct {
 
 /* ---- Numbers in fewer bits ---------------------------------------------------------------------------------------- */
 
-INLINE int64_t size_of(const int kind) { return kind == FLOAT32 ? 4 : kind == BFLOAT16 ? 2 : 1; }
+INLINE int64_t size_of(const int kind) { return kind == FLOAT32 ? 4 : kind == INT8 ? 1 : 2; }
 
 /* LANES numbers from the i-th on. */
 INLINE vector widened(const int kind, const void *from, int64_t i) {
-    if (kind == FLOAT32) return *(const vector *)((const float *)from + i);
+    const void *at = (const char *)from + i * size_of(kind);
+    if (kind == FLOAT32) return *(const vector *)at;
 #ifdef __AVX512F__
-    if (kind == BFLOAT16)
-        return (vector)_mm512_slli_epi32(
-            _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)((const uint16_t *)from + i))), 16);
-    return (vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)((const int8_t *)from + i))));
+    if (kind == INT8) return (vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at)));
+    const __m256i half = _mm256_loadu_si256(at);
+    if (kind == FLOAT16) return (vector)_mm512_cvtph_ps(half);
+    return (vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
 #else
-    if (kind == BFLOAT16)
-        return (vector)_mm256_slli_epi32(
-            _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)((const uint16_t *)from + i))), 16);
-    return (vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)((const int8_t *)from + i))));
+    if (kind == INT8) return (vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at)));
+    const __m128i half = _mm_loadu_si128(at);
+    if (kind == FLOAT16) return (vector)_mm256_cvtph_ps(half);
+    return (vector)_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
 #endif
 }
 
 INLINE float widened_one(const int kind, const void *from, int64_t i) {
     if (kind == FLOAT32) return ((const float *)from)[i];
     if (kind == INT8) return ((const int8_t *)from)[i];
+    const uint16_t half = ((const uint16_t *)from)[i];
+    if (kind == FLOAT16) return _cvtsh_ss(half);
     union {
         uint32_t bits;
         float number;
-    } x = {(uint32_t)((const uint16_t *)from)[i] << 16};
+    } x = {(uint32_t)half << 16};
     return x.number;
 }
 
-/* Rounded to the nearest, of two the even one. */
+/* Of a cache: float32, or float16 rounded to the nearest, of two the even one; what is too large becomes the largest. */
 INLINE void narrow(const int kind, const float *from, void *to, int n) {
-    if (kind == FLOAT32) {
-        memcpy(to, from, n * sizeof(float));
-        return;
-    }
-    for (int i = 0; i < n; i++) {
-        union {
-            float number;
-            uint32_t bits;
-        } x = {from[i]};
-        ((uint16_t *)to)[i] = (uint16_t)((x.bits + 0x7FFF + (x.bits >> 16 & 1)) >> 16);
-    }
+    if (kind == FLOAT32) memcpy(to, from, n * sizeof(float));
+    else
+        for (int i = 0; i < n; i++) {
+            const float x = from[i] > HIGHEST_FLOAT16 ? HIGHEST_FLOAT16 : from[i];
+            ((uint16_t *)to)[i] = _cvtss_sh(x < -HIGHEST_FLOAT16 ? -HIGHEST_FLOAT16 : x, 0);
+        }
 }
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
@@ -125,59 +129,64 @@ INLINE __m128 sums_of(const vector *x) {
     return _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
 }
 
-/* Short rows that are read side by side are no pattern that the processor would see through. So while one tile is
-   multiplied, the one at least AHEAD bytes further on is fetched: all rows of a thread are in one piece. */
-INLINE int64_t ahead_of(int64_t row_bytes, int64_t tile_bytes) {
-    return row_bytes >= LONG_ROW ? 0 : (AHEAD + tile_bytes - 1) / tile_bytes * tile_bytes;
+/* What is to be fetched while something else is computed: `step` bytes at a time. */
+typedef struct {
+    const char *next;
+    int64_t step;
+} Ahead;
+
+INLINE void fetch(Ahead *ahead) {
+    for (int64_t i = 0; i < ahead->step; i += 64) __builtin_prefetch(ahead->next + i);
+    ahead->next += ahead->step;
 }
 
-INLINE void fetch(const char *from, const int bytes) {
-#pragma GCC unroll 8
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
-}
-
-/* sums[row * 4 + lane] = w[row] . x[lane], for at most 4 rows of one lane, or TILE_ROWS rows of 4 lanes. */
-INLINE void tile(const int kind, const int rows, const int lanes, int64_t ahead, const void *w, int64_t n,
-                 const float *x, int64_t x_row, float *sums) {
-    const int chains = lanes == 1 ? 2 : 1; /* a single lane has registers left for a second sum */
-    vector sum[4][4] = {{{0}}};
+/* sums[row] = w[row] . x, for at most 4 rows of n numbers side by side. far: bytes to what is fetched meanwhile, or 0.
+   Short rows that are read side by side are no pattern that the processor would see through. */
+INLINE void four_rows(const int kind, const int rows, int64_t far, const void *w, int64_t n, const float *x,
+                      float *sums) {
+    vector sum[4][2] = {{{0}}}, both[4];
     int64_t k = 0;
-    for (; k + chains * LANES <= n; k += chains * LANES) {
-        if (ahead)
-            fetch((const char *)w + ahead + k * rows * size_of(kind), rows * chains * LANES * size_of(kind));
+    for (; k + 2 * LANES <= n; k += 2 * LANES) {
+        if (far)
+#pragma GCC unroll 8
+            for (int i = 0; i < rows * 2 * LANES * size_of(kind); i += 64)
+                __builtin_prefetch((const char *)w + far + k * rows * size_of(kind) + i);
 #pragma GCC unroll 2
-        for (int c = 0; c < chains; c++) {
-            vector weight[4];
+        for (int c = 0; c < 2; c++)
 #pragma GCC unroll 4
-            for (int r = 0; r < rows; r++) weight[r] = widened(kind, w, r * n + k + c * LANES);
+            for (int r = 0; r < rows; r++)
+                sum[r][c] += widened(kind, w, r * n + k + c * LANES) * *(const vector *)(x + k + c * LANES);
+    }
+    for (int r = 0; r < 4; r++) both[r] = sum[r][0] + sum[r][1];
+    float side_by_side[4];
+    _mm_storeu_ps(side_by_side, sums_of(both));
+    for (int r = 0; r < rows; r++) {
+        sums[r] = side_by_side[r];
+        for (int64_t i = k; i < n; i++) sums[r] += widened_one(kind, w, r * n + i) * x[i];
+    }
+}
+
+/* sums[row * 4 + lane] = w[row] . x[lane], for at most TILE_ROWS rows and 4 lanes. */
+INLINE void tile(const int kind, const int rows, const int lanes, Ahead *ahead, const void *w, int64_t n,
+                 const float *x, float *sums) {
+    vector sum[TILE_ROWS][4] = {{{0}}};
+    int64_t k = 0;
+    for (; k + LANES <= n; k += LANES) {
+        vector input[4];
+        if (ahead) fetch(ahead);
 #pragma GCC unroll 4
-            for (int l = 0; l < lanes; l++) {
-                const vector input = *(const vector *)(x + l * x_row + k + c * LANES);
+        for (int l = 0; l < lanes; l++) input[l] = *(const vector *)(x + l * n + k);
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; r++) {
+            const vector weight = widened(kind, w, r * n + k);
 #pragma GCC unroll 4
-                for (int r = 0; r < rows; r++) sum[r][lanes == 1 ? c : l] += weight[r] * input;
-            }
+            for (int l = 0; l < lanes; l++) sum[r][l] += weight * input[l];
         }
     }
-    if (lanes == 1) { /* the four rows side by side */
-        vector single[4];
-        for (int r = 0; r < 4; r++) single[r] = sum[r][0] + sum[r][1];
-        float side_by_side[4];
-        _mm_storeu_ps(side_by_side, sums_of(single));
-        for (int r = 0; r < rows; r++) sums[r * 4] = side_by_side[r];
-    } else
-        for (int r = 0; r < rows; r++) _mm_storeu_ps(sums + r * 4, sums_of(sum[r]));
+    for (int r = 0; r < rows; r++) _mm_storeu_ps(sums + r * 4, sums_of(sum[r]));
     for (; k < n; k++)
         for (int r = 0; r < rows; r++)
-            for (int l = 0; l < lanes; l++) sums[r * 4 + l] += widened_one(kind, w, r * n + k) * x[l * x_row + k];
-}
-
-INLINE void tile_of(const int kind, const int rows, int lanes, int64_t ahead, const void *w, int64_t n, const float *x,
-                    int64_t x_row, float *sums) {
-    if (lanes == 4 && !ahead) tile(kind, rows, 4, 0, w, n, x, x_row, sums);
-    else if (lanes == 4) tile(kind, rows, 4, ahead, w, n, x, x_row, sums);
-    else if (lanes == 3) tile(kind, rows, 3, ahead, w, n, x, x_row, sums);
-    else if (lanes == 2) tile(kind, rows, 2, ahead, w, n, x, x_row, sums);
-    else tile(kind, rows, 1, ahead, w, n, x, x_row, sums);
+            for (int l = 0; l < lanes; l++) sums[r * 4 + l] += widened_one(kind, w, r * n + k) * x[l * n + k];
 }
 
 typedef struct {
@@ -188,57 +197,72 @@ typedef struct {
 } Product;
 
 INLINE void finish(Product p, const float *sums, const float *scale, int64_t row, int rows, int64_t lane, int lanes) {
-    for (int r = 0; r < rows; r++)
-        for (int l = 0; l < lanes; l++) {
+    for (int l = 0; l < lanes; l++)
+        for (int r = 0; r < rows; r++) {
             float *to = p.out + (lane + l) * p.out_row + row + r, sum = sums[r * 4 + l];
             if (scale) sum *= scale[row + r];
             *to = p.what == ADD ? *to + sum : p.what == RELU && !(sum > 0) ? sum * 0 : sum;
         }
 }
 
-INLINE void rows_of_all_lanes(const int kind, const int rows, Product p, int64_t ahead, const void *w,
+INLINE void rows_of_all_lanes(const int kind, const int rows, Product p, Ahead *ahead, const void *w,
                               const float *scale, int64_t row) {
-    float sums[16];
+    float sums[4 * TILE_ROWS];
     for (int64_t lane = 0; lane < p.B; lane += TILE_LANES) {
         const int lanes = smaller(TILE_LANES, p.B - lane);
-        tile_of(kind, rows, lanes, lane ? 0 : ahead, w, p.n, p.x + lane * p.n, p.n, sums);
+        const float *x = p.x + lane * p.n;
+        if (lanes == 4) tile(kind, rows, 4, ahead, w, p.n, x, sums);
+        else if (lanes == 3) tile(kind, rows, 3, ahead, w, p.n, x, sums);
+        else if (lanes == 2) tile(kind, rows, 2, ahead, w, p.n, x, sums);
+        else tile(kind, rows, 1, ahead, w, p.n, x, sums);
         finish(p, sums, scale, row, rows, lane, lanes);
     }
 }
 
-/* Rows from first to last of a matrix of one kind. */
+/* Rows from first to last of a matrix of one kind, for one lane. */
+INLINE void product_of_one(const int kind, Product p, Matrix m, int64_t first, int64_t last) {
+    const int64_t bytes = p.n * size_of(kind), four = 4 * bytes;
+    const int64_t far = bytes >= LONG_ROW ? 0 : (AHEAD + four - 1) / four * four;
+    const char *w = (const char *)m.weight;
+    float sums[16];
+    for (int64_t row = first; row < last; row += 4) {
+        const int rows = smaller(4, last - row);
+        if (rows == 4) four_rows(kind, 4, far, w + row * bytes, p.n, p.x, sums);
+        else
+            for (int r = 0; r < rows; r++) four_rows(kind, 1, 0, w + (row + r) * bytes, p.n, p.x, sums + r);
+        for (int r = rows - 1; r >= 0; r--) sums[4 * r] = sums[r];
+        finish(p, sums, m.scale, row, rows, 0, 1);
+    }
+}
+
+/* The same for several lanes. Narrow weights are widened once for all lanes, into `room`. */
 INLINE void product_of(const int kind, Product p, Matrix m, int64_t first, int64_t last, float *room) {
     int64_t row = first;
-    const char *w = (const char *)m.weight;
-    const int64_t bytes = p.n * size_of(kind), ahead = ahead_of(bytes, bytes * (p.B == 1 ? 4 : TILE_ROWS));
-    if (p.B == 1) {
-        float sums[16];
-        for (; row + 4 <= last; row += 4) {
-            tile(kind, 4, 1, ahead, w + row * bytes, p.n, p.x, p.n, sums);
-            finish(p, sums, m.scale, row, 4, 0, 1);
+    const int64_t bytes = p.n * size_of(kind), group = TILE_ROWS * bytes;
+    /* The next rows are fetched in equal parts, with every LANES columns of every tile. */
+    const int64_t parts = larger(1, p.n / LANES) * ((p.B + TILE_LANES - 1) / TILE_LANES);
+    for (; row + TILE_ROWS <= last; row += TILE_ROWS) {
+        const char *rows = (const char *)m.weight + row * bytes;
+        Ahead ahead = {rows + group, (group + parts - 1) / parts};
+        if (kind == FLOAT32 || p.B <= TILE_LANES) rows_of_all_lanes(kind, TILE_ROWS, p, &ahead, rows, m.scale, row);
+        else {
+            int64_t i = 0;
+            for (; i + LANES <= TILE_ROWS * p.n; i += LANES) *(vector *)(room + i) = widened(kind, rows, i);
+            for (; i < TILE_ROWS * p.n; i++) room[i] = widened_one(kind, rows, i);
+            rows_of_all_lanes(FLOAT32, TILE_ROWS, p, &ahead, room, m.scale, row);
         }
-    } else
-        for (; row + TILE_ROWS <= last; row += TILE_ROWS) {
-            const void *rows = w + row * bytes;
-            if (kind == FLOAT32 || p.B <= TILE_LANES) rows_of_all_lanes(kind, TILE_ROWS, p, ahead, rows, m.scale, row);
-            else { /* widened once for all lanes */
-                int64_t i = 0;
-                for (; i + LANES <= TILE_ROWS * p.n; i += LANES) {
-                    if (ahead) __builtin_prefetch((const char *)rows + ahead + i * size_of(kind));
-                    *(vector *)(room + i) = widened(kind, rows, i);
-                }
-                for (; i < TILE_ROWS * p.n; i++) room[i] = widened_one(kind, rows, i);
-                rows_of_all_lanes(FLOAT32, TILE_ROWS, p, 0, room, m.scale, row);
-            }
-        }
-    for (; row < last; row++) rows_of_all_lanes(kind, 1, p, 0, w + row * bytes, m.scale, row);
+    }
+    for (; row < last; row++) rows_of_all_lanes(kind, 1, p, 0, (const char *)m.weight + row * bytes, m.scale, row);
 }
 
 /* A thread's share of the rows. */
 static void product(int64_t kind, Matrix m, int64_t rows, Product p, float *room) {
     const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
     const int64_t first = rows * thread / threads, last = rows * (thread + 1) / threads;
-    if (kind == FLOAT32) product_of(FLOAT32, p, m, first, last, room);
+    if (p.B == 1 && kind == FLOAT32) product_of_one(FLOAT32, p, m, first, last);
+    else if (p.B == 1 && kind == BFLOAT16) product_of_one(BFLOAT16, p, m, first, last);
+    else if (p.B == 1) product_of_one(INT8, p, m, first, last);
+    else if (kind == FLOAT32) product_of(FLOAT32, p, m, first, last, room);
     else if (kind == BFLOAT16) product_of(BFLOAT16, p, m, first, last, room);
     else product_of(INT8, p, m, first, last, room);
 }
@@ -274,15 +298,13 @@ INLINE void attend_of(const int kind, const float *q, const void *keys, const vo
                       int count, int K, float *row, float *out) {
     int j = 0, k = 0;
     for (; j < count; j += 4) {
-        float sums[16];
-        const void *four = (const char *)keys + (int64_t)j * K * size_of(kind);
+        const char *four = (const char *)keys + (int64_t)j * K * size_of(kind);
         const int there = smaller(4, count - j);
-        if (there == 4) tile(kind, 4, 1, 0, four, K, q, K, sums);
+        if (there == 4) four_rows(kind, 4, AHEAD, four, K, q, row + j);
         else
-            for (int i = 0; i < there; i++)
-                tile(kind, 1, 1, 0, (const char *)four + (int64_t)i * K * size_of(kind), K, q, K, sums + 4 * i);
-        for (int i = 0; i < there; i++) row[j + i] = sums[4 * i] + (bias ? bias[j + i] : 0);
+            for (int i = 0; i < there; i++) four_rows(kind, 1, 0, four + i * K * size_of(kind), K, q, row + j + i);
     }
+    for (j = 0; bias && j < count; j++) row[j] += bias[j];
     const int padded = rounded_up(count, LANES);
     for (j = count; j < padded; j++) row[j] = -INFINITY;
     vector most = *(vector *)row, total = {0};
@@ -303,7 +325,7 @@ INLINE void attend_of(const int kind, const float *q, const void *keys, const vo
 static void attend(int64_t kind, const float *q, const void *keys, const void *values, const float *bias, int count,
                    int K, float *row, float *out) {
     if (kind == FLOAT32) attend_of(FLOAT32, q, keys, values, bias, count, K, row, out);
-    else attend_of(BFLOAT16, q, keys, values, bias, count, K, row, out);
+    else attend_of(FLOAT16, q, keys, values, bias, count, K, row, out);
 }
 
 /* A head of a lane: over the window, or over what the state shows. */

@@ -47,17 +47,18 @@ _forward = Kernel("norm", _Norm, TensorArgument, POINTER, TensorArgument)
 _backward = Kernel("norm_backward", _Norm, TensorArgument, POINTER, TensorArgument, TensorArgument, POINTER)
 
 
-def _normalize(x: Tensor, weight: Tensor, share: float, epsilon: float) -> Tensor:
-    check(x.shape[3] % 16 == 0, f"rows of {x.shape[3]} numbers")
+def normalize(x: Tensor, weight: Tensor, share: float, epsilon: float) -> Tensor:
+    """What `cpp_norm` gives, outside of autograd."""
+    check(x.shape[3] % 16 == 0, "rows that are no multiple of 16 numbers")
     y, shape = tokens_first(x), tuple(x.shape)
     arguments = _Norm(*shape, share, epsilon, torch.get_num_threads())
     _forward(arguments, tensor(x, shape), pointer(weight, (shape[1], shape[3])), tensor(y, shape))
     return y
 
 
-def _gradients_into(dx: Tensor, x: Tensor, weight: Tensor, dy: Tensor, share: float, epsilon: float) -> Tensor:
+def norm_gradients_into(dx: Tensor, x: Tensor, weight: Tensor, dy: Tensor, share: float, epsilon: float) -> Tensor:
     """Write the gradient of x into `dx`, and return that of the weight."""
-    check(x.shape[3] % 16 == 0, f"rows of {x.shape[3]} numbers")
+    check(x.shape[3] % 16 == 0, "rows that are no multiple of 16 numbers")
     shape, threads = tuple(x.shape), torch.get_num_threads()
     d_weights = x.new_empty(threads, *weight.shape)
     arguments = _Norm(*shape, share, epsilon, threads)
@@ -70,14 +71,14 @@ torch.library.define("brt::norm", "(Tensor x, Tensor weight, float share, float 
 torch.library.define(
     "brt::norm_backward", "(Tensor x, Tensor weight, Tensor dy, float share, float epsilon) -> (Tensor, Tensor)"
 )
-torch.library.impl("brt::norm", "CPU")(_normalize)
+torch.library.impl("brt::norm", "CPU")(normalize)
 torch.library.register_fake("brt::norm")(lambda x, *_: tokens_first(x))
 
 
 @torch.library.impl("brt::norm_backward", "CPU")
 def _norm_backward(x: Tensor, weight: Tensor, dy: Tensor, share: float, epsilon: float) -> tuple[Tensor, Tensor]:
     dx = tokens_first(x)
-    return dx, _gradients_into(dx, x, weight, dy, share, epsilon)
+    return dx, norm_gradients_into(dx, x, weight, dy, share, epsilon)
 
 
 @torch.library.register_fake("brt::norm_backward")
@@ -109,7 +110,7 @@ def _unit_heads(heads: Tensor, weight: Tensor, epsilon: float) -> list[Tensor]:
     H = heads.shape[1] - len(weight)
     values = tokens_first(heads[:, :H]).copy_(heads[:, :H])  # an operator may not return a part of what it got
     parts = zip(heads[:, H:].split(H, dim=1), weight.split(H), strict=True)
-    return [values, *(_normalize(x, part, 1.0, epsilon) for x, part in parts)]
+    return [values, *(normalize(x, part, 1.0, epsilon) for x, part in parts)]
 
 
 @torch.library.register_fake("brt::unit_heads")
@@ -125,7 +126,7 @@ def _unit_heads_backward(heads: Tensor, weight: Tensor, dy: list[Tensor], epsilo
     d_values, *d_parts = d_heads.split(H, dim=1)
     d_values.copy_(dy[0])
     parts = zip(d_parts, heads[:, H:].split(H, dim=1), weight.split(H), dy[1:], strict=True)
-    return d_heads, torch.cat([_gradients_into(*part, 1.0, epsilon) for part in parts])
+    return d_heads, torch.cat([norm_gradients_into(*part, 1.0, epsilon) for part in parts])
 
 
 @torch.library.register_fake("brt::unit_heads_backward")

@@ -81,20 +81,52 @@ INLINE void rows_times(const float *a, const int64_t a_row, const int64_t a_col,
     }
 }
 
-/* rows x K -> rows x width: zeros behind K, and behind the rows that there are. */
-INLINE void lay_rows(const float *x, int64_t x_row, int there, int K, float *out, int rows, int width) {
-    for (int i = 0; i < rows; i++) {
-        int filled = i < there ? K : 0;
-        memcpy(out + i * width, x + i * x_row, filled * sizeof(float));
-        memset(out + i * width + filled, 0, (width - filled) * sizeof(float));
-    }
+/* Inline: rows are short, and a call of memcpy takes longer than they do. */
+INLINE void copy_row(const float *x, float *out, int K) {
+    int k = 0;
+    for (; k + LANES <= K; k += LANES) *(vector *)(out + k) = *(const vector *)(x + k);
+    for (; k < K; k++) out[k] = x[k];
 }
 
-/* rows x width -> panels of width x PANEL, which the products above want on their right. */
+/* rows x K -> rows x width: zeros behind K, and behind the rows that there are. */
+INLINE void lay_rows(const float *x, int64_t x_row, int there, int K, float *out, int rows, int width) {
+    for (int i = 0; i < smaller(there, rows); i++, x += x_row, out += width) {
+        copy_row(x, out, K);
+        for (int k = K; k < width; k++) out[k] = 0;
+    }
+    if (rows > there) memset(out, 0, (size_t)(there > 0 ? rows - there : rows) * width * sizeof(float));
+}
+
+/* Rows `by` apart trade the columns that are as far apart: one of the steps of `transpose`. */
+INLINE void trade(vector *rows, const int by) {
+    integers upper, lower;
+    for (int c = 0; c < LANES; c++) upper[c] = c & by ? LANES + (c ^ by) : c, lower[c] = c & by ? LANES + c : c ^ by;
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++)
+        if (!(i & by)) {
+            const vector above = rows[i], below = rows[i + by];
+            rows[i] = __builtin_shuffle(above, below, upper), rows[i + by] = __builtin_shuffle(above, below, lower);
+        }
+}
+
+/* LANES x LANES numbers, in registers. */
+INLINE void transpose(const float *x, int64_t x_row, float *out, int64_t out_row) {
+    vector rows[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) rows[i] = *(const vector *)(x + i * x_row);
+    trade(rows, 1), trade(rows, 2), trade(rows, 4);
+    if (LANES > 8) trade(rows, 8);
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) *(vector *)(out + i * out_row) = rows[i];
+}
+
+/* rows x width -> panels of width x PANEL, which the products above want on their right. The width is a multiple of a
+   vector, and there are rows up to the next multiple of one. */
 INLINE void lay_panels(const float *rows, int width, int count, float *out) {
-    for (int first = 0; first < count; first += PANEL, rows += PANEL * width, out += PANEL * width)
-        for (int k = 0; k < width; k++)
-            for (int j = 0; j < PANEL; j++) out[k * PANEL + j] = rows[j * width + k];
+    for (int first = 0; first < count; first += LANES, rows += LANES * width) {
+        float *panel = out + first / PANEL * PANEL * width + first % PANEL;
+        for (int k = 0; k < width; k += LANES) transpose(rows + k, width, panel + k * PANEL, PANEL);
+    }
 }
 
 /* ---- Vectors ------------------------------------------------------------------------------------------------------ */

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from block_recurrent.analysis.words import TokenText
+from block_recurrent.analysis.token_text import TokenText
 from block_recurrent.data import Tokenizer, load_tokenizer
 
 TEXT = "Ann saw Bob. “Été à Paris,” bob's wife said; ann… été 😀 Bob, the anniversary"

@@ -1,4 +1,4 @@
-"""What the recurrent layers do while they train: how far their gates are open, and how large their states are."""
+"""What the recurrent layers do while they train: the activations of their gates, and how large their states are."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.nn.gates import Gate
 
 
-class GateWatch:
+class GateActivations:
     """Mean activations of every gate over the blocks of a step, by hooks on the gates.
 
     An LSTM gate depends on what it reads, so its gates are worked out again for the first lane alone: a share of 1/B of
     the gate's own cost. Names are `layer3/attention_gate/keep`: the share of the old state that stays (fixed), or
-    `.../forget` and `.../input` (lstm).
+    `.../forget` and `.../input` (lstm). Compiled layers are not looked into: a hook would cut them into pieces.
     """
 
     def __init__(self, model: BlockRecurrentLM) -> None:
@@ -31,13 +31,13 @@ class GateWatch:
 
     def _hook(self, name: str) -> Callable[[Gate, Any, Any], None]:
         def hook(gate: Gate, args: tuple[Tensor, ...], _: Tensor) -> None:
-            being_recomputed = torch._C._current_graph_task_id() != -1  # a backward pass is under way
-            if gate.training and not being_recomputed:
+            if torch.compiler.is_compiling() or not gate.training:
+                return
+            if torch._C._current_graph_task_id() == -1:  # else a backward pass is under way, which computes it again
                 self._add(name, gate, args[0])
 
         return hook
 
-    @torch.compiler.disable
     @torch.no_grad()
     def _add(self, name: str, gate: Gate, h: Tensor) -> None:
         for kind, mean in gate.activations(h[:1]).items():

@@ -10,14 +10,13 @@ state.json                                  step, tokens seen, best validation, 
 from __future__ import annotations
 
 import json
+import math
 import shutil
-import weakref
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
@@ -28,15 +27,19 @@ from block_recurrent.checkpoint import (
     SHARDED,
     WEIGHT_PREFIX,
     WEIGHTS,
+    Checkpoint,
     aside_of,
     check_fits,
     finish,
     read_sharded,
     read_weights,
     step_folder,
+    verify,
     write_tensors,
 )
 from block_recurrent.errors import CheckpointError, FileFormatError
+from block_recurrent.io import door
+from block_recurrent.io.tensors import check_finite, read_tensors
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.runtime import Runtime
@@ -47,36 +50,33 @@ STATE = "state.json"
 
 
 @dataclass
-class Progress:
+class Counters:
     """How far a run has come; plain values, kept in state.json."""
 
     step: int = 0
     tokens_seen: int = 0
-    best_bits: float | None = None
-    """Lowest bits per token on validation so far."""
-    cursor: dict[str, Any] = field(default_factory=dict)
-    """Where the data stream stands; empty at the beginning."""
+    best_bits: float | None = None  # lowest bits per token on validation so far
+    cursor: dict[str, Any] = field(default_factory=dict)  # where the data stream stands; empty at the beginning
 
 
 @dataclass
-class Snapshot:
+class TrainingState:
     """Everything that changes while a model trains, on this process."""
 
     runtime: Runtime
     model: BlockRecurrentLM
     optimizer: torch.optim.Optimizer
-    memories: list[DocumentMemory]
-    """One for each group of lanes (gradient accumulation), in the order of lanes."""
-    progress: Progress = field(default_factory=Progress)
+    memories: list[DocumentMemory]  # one for each group of lanes (gradient accumulation), in the order of lanes
+    counters: Counters = field(default_factory=Counters)
 
     def save(self, run: Path, validation_bits: float | None) -> Path:
         """Write a checkpoint; it is whole or not there. An error on one process is an error on all."""
-        path = step_folder(run, self.progress.step)
+        path = step_folder(run, self.counters.step)
         aside = aside_of(path)
         self._together(path, lambda: _fresh_folder(aside) if self.runtime.is_main else None)
         self._together(path, lambda: self._write(aside))
         self._together(
-            path, lambda: finish(path, self.progress.step, validation_bits) if self.runtime.is_main else None
+            path, lambda: finish(path, self.counters.step, validation_bits) if self.runtime.is_main else None
         )
         return path
 
@@ -85,21 +85,24 @@ class Snapshot:
         problem = None
         try:
             work()
-        except (OSError, FileFormatError, CheckpointException) as error:
-            problem = f"{getattr(error, 'strerror', None) or error}".replace("\n", " ")
+        except FileFormatError as error:  # a number that is not finite
+            problem = f"{error}; lower schedule.learning_rate or set train.clip, and resume"
+        except (OSError, CheckpointException) as error:
+            reason = f"{getattr(error, 'strerror', None) or error}".replace("\n", " ")
+            problem = f"{reason}; make room, and run the same command again to resume"
         problems = [found for found in self.runtime.gather(problem) if found]
         if problems:
             if self.runtime.is_main:
                 shutil.rmtree(aside_of(path), ignore_errors=True)
             raise CheckpointError(
-                f"the checkpoint of step {self.progress.step} can't be written to '{path.parent}': {problems[0]}; "
-                "the ones before it are whole: make room, and start the same command again"
+                f"the checkpoint of step {self.counters.step} can't be written to '{path.parent}': {problems[0]} "
+                "(earlier checkpoints are intact)"
             )
 
     def _write(self, aside: Path) -> None:
-        self._check_finite()
         sharded = any(isinstance(p, DTensor) for p in self.model.parameters())
         if sharded:
+            check_finite({name: _local(x) for name, x in self._all_tensors().items()})
             dcp.save(self._all_tensors(), storage_writer=dcp.FileSystemWriter(aside / SHARDED), no_dist=False)
         elif self.runtime.is_main:
             write_tensors(aside / WEIGHTS, self.model.state_dict(), {"config": json.dumps(self.model.config.to_dict())})
@@ -107,29 +110,23 @@ class Snapshot:
         suffix = _suffix(self.runtime.rank, self.runtime.world)
         memory = self.memories[0] if len(self.memories) == 1 else DocumentMemory.cat(self.memories)
         # Whose memory it is, the checkpoint says: hashing all weights for it would be slow, and sharded ones can't be.
-        replace(memory, maker=None, fingerprint=f"checkpoint of step {self.progress.step}").save(
+        replace(memory, maker=None, fingerprint=f"checkpoint of step {self.counters.step}").save(
             aside / f"memory-{suffix}"
         )
         write_tensors(aside / f"random-{suffix}", rt.random_state(self.runtime.device))
         if self.runtime.is_main:
-            state = asdict(self.progress) | {"facts": self.runtime.facts()}
+            state = asdict(self.counters) | {"facts": self.runtime.facts()}
             (aside / STATE).write_text(json.dumps(state) + "\n")
-
-    def _check_finite(self) -> None:
-        for name, p in self.model.named_parameters():
-            local = p.to_local() if isinstance(p, DTensor) else p
-            if not local.isfinite().all():
-                raise FileFormatError(f"'{name}' is no longer finite after the last update")
 
     def load(self, path: Path, seed: int) -> list[str]:
         """Go on from a checkpoint; returns what is not as it was, for the user to know."""
-        state = json.loads((path / STATE).read_text())
+        state = read_state(path)
         facts = state.pop("facts")
-        self.progress = Progress(**state)
+        self.counters = Counters(**state)
         self._read_tensors(path)
         for group in self.optimizer.param_groups:
             if "step" in group:
-                group["step"] = self.progress.step
+                group["step"] = self.counters.step
         self._read_memory(path, facts["world"])
         notes = [
             f"{name} was {there}, is {here}"
@@ -137,10 +134,10 @@ class Snapshot:
             if (there := facts.get(name)) != here
         ]
         if facts["world"] == self.runtime.world:
-            random = load_file(path / f"random-{_suffix(self.runtime.rank, self.runtime.world)}")
+            random, _ = read_tensors(path / f"random-{_suffix(self.runtime.rank, self.runtime.world)}")
             rt.set_random_state(random, self.runtime.device)
         else:
-            rt.seed(seed + self.progress.step, self.runtime.rank)
+            rt.seed(seed + self.counters.step, self.runtime.rank)
             notes.append(
                 f"lanes are dealt anew to {self.runtime.world} processes: each keeps its document, place and memory, "
                 "but dropout draws other numbers, and sums are rounded in another order"
@@ -166,12 +163,14 @@ class Snapshot:
         return weights | {OPTIMIZER_PREFIX + name: x for name, x in self._optimizer_tensors().items()}
 
     def _read_tensors(self, path: Path) -> None:
-        if (path / SHARDED).is_dir():
+        if not (path / WEIGHTS).is_file():
             read_sharded(self._all_tensors(), path)
             return
         self.load_weights(path)
-        stored = load_file(path / OPTIMIZER)
-        for name, x in self._optimizer_tensors().items():
+        stored, _ = read_tensors(path / OPTIMIZER)
+        own = self._optimizer_tensors()
+        check_fits(stored, own, path)
+        for name, x in own.items():
             _assign(x, stored[name])
 
     def _read_memory(self, path: Path, world: int) -> None:
@@ -183,7 +182,7 @@ class Snapshot:
                 [DocumentMemory.load(path / f"memory-{_suffix(r, world)}") for r in range(world)]
             )
             first = self.runtime.rank * lanes
-        memory = replace(memory, maker=weakref.ref(self.model), fingerprint=None, config=self.model.config)
+        memory = memory.adopted_by(self.model)
         groups, size = len(self.memories), lanes // len(self.memories)
         self.memories = [
             (memory if memory.lanes == size else memory.select(range(first + g * size, first + (g + 1) * size))).to(
@@ -191,6 +190,39 @@ class Snapshot:
             )
             for g in range(groups)
         ]
+
+
+def check_resumable(path: Path) -> Checkpoint:
+    """The checkpoint, if training can resume from it: whole, nothing missing, everything finite."""
+    found = verify(path)
+    try:
+        read_state(path)
+        for file in sorted(path.glob("*.safetensors")):
+            check_finite(read_tensors(file)[0])
+    except FileFormatError as error:
+        raise CheckpointError(f"checkpoint '{path}' can't be resumed: {error}") from None
+    return found
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What state.json of a checkpoint says."""
+    try:
+        state = json.loads((path / STATE).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileFormatError(f"{STATE} can't be read ({door.first_line(error)})") from None
+    rules: dict[str, door.Rule] = {
+        "step": door.is_count,
+        "tokens_seen": door.is_count,
+        "best_bits": lambda bits: bits is None or (type(bits) in (int, float) and math.isfinite(bits)),
+        "cursor": lambda cursor: isinstance(cursor, dict),
+        "facts": lambda facts: isinstance(facts, dict) and door.is_count(facts.get("world")),
+    }
+    door.check_schema(state, rules, STATE)
+    return state
+
+
+def _local(x: Tensor) -> Tensor:
+    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def _suffix(rank: int, world: int) -> str:

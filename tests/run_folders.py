@@ -19,6 +19,7 @@ def save_run(run: Path, config: RunConfig, model: BlockRecurrentLM, tokenizer: T
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
+        config = config.replace("data", tokenizer=tokenizer.sha256)
         (run / CONFIG).write_text(config.to_toml(), encoding="utf-8")
         if tokenizer.model is not None:
             (run / TOKENIZER).write_bytes(tokenizer.model)

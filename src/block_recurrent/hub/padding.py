@@ -21,10 +21,8 @@ class Rows:
     """Tokens (B, N) without padding in front, and where they came from."""
 
     tokens: Tensor
-    lengths: list[int]
-    """Real tokens of each row; behind them comes padding that changes nothing."""
-    first: list[int]
-    """Column of the input where each row's first real token was."""
+    lengths: list[int]  # real tokens of each row; behind them comes padding that changes nothing
+    first: list[int]  # column of the input where each row's first real token was
 
     @classmethod
     def of(cls, input_ids: Tensor, attention_mask: Tensor | None) -> Rows:

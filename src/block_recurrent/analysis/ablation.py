@@ -5,8 +5,6 @@ To take a vector away is to set it back to its initial value at every block, so 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +14,18 @@ from numpy.typing import NDArray
 
 from block_recurrent.analysis.inspector import Inspection
 from block_recurrent.evaluate.scoring import score
-from block_recurrent.evaluate.state_edits import Place, StateEdit, States, initial_states
+from block_recurrent.evaluate.state_edits import LanePosition, StateEdit, States, initial_states
+from block_recurrent.io.progress import Progress
 from block_recurrent.model.language_model import BlockRecurrentLM
 
-REMOVAL_RULE = (
+ABLATION_RULE = (
     "a state vector is taken away by setting it back to its initial value at every block; most and least read by the "
     "tokens' mean attention over the document"
 )
 
 
 @dataclass(frozen=True)
-class Removal:
+class Ablation:
     """Bits per token with `count` vectors of a layer's state taken away."""
 
     layer: int
@@ -45,7 +44,7 @@ class _TakeAway(StateEdit):
     def next_border(self, position: int) -> int:
         return (position // self.window + 1) * self.window
 
-    def new_states(self, place: Place, states: States) -> States:
+    def new_states(self, place: LanePosition, states: States) -> States:
         choice = self.chosen[place.document]
         if choice is None:
             return {}
@@ -55,37 +54,33 @@ class _TakeAway(StateEdit):
         return {layer: changed}
 
 
-def removals(
+def ablate(
     model: BlockRecurrentLM,
     tokens: NDArray[Any],
     inspection: Inspection,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[Removal]:
-    """The loss without the 1, 2, 4, ... most read, and least read, vectors of each recurrent layer."""
+    progress: Progress | None = None,
+) -> list[Ablation]:
+    """The loss without the 1, 4, 16, ... most read, and least read, vectors of each recurrent layer."""
     variants: list[tuple[int, NDArray[np.int64]] | None] = [None]
-    counts = removal_counts(model.config.num_states)
+    counts = ablation_counts(model.config.num_states)
     for layer in inspection.layers:
         order = np.array(layer.by_reading, np.int64)
         for count in counts:
             variants += [(layer.layer - 1, order[:count]), (layer.layer - 1, order[-count:])]
     edit = _TakeAway(model.config.window, initial_states(model), variants)
     bits = np.zeros(len(variants))
-    done = 0
-    for piece in score(model, [tokens] * len(variants), lanes=len(variants), edit=edit):
-        bits[piece.document] += piece.nats.sum(dtype=np.float64) / math.log(2)
-        done += len(piece.nats)
-        if progress:
-            progress(done, len(tokens) * len(variants))
+    for piece in score(model, [tokens] * len(variants), lanes=len(variants), edit=edit, progress=progress):
+        bits[piece.document] += piece.bits.sum()
     per_token = iter((bits / max(1, len(tokens))).tolist())
     normal = next(per_token)
     return [
-        Removal(layer.layer, count, normal, next(per_token), next(per_token))
+        Ablation(layer.layer, count, normal, next(per_token), next(per_token))
         for layer in inspection.layers
         for count in counts
     ]
 
 
-def removal_counts(num_states: int) -> list[int]:
+def ablation_counts(num_states: int) -> list[int]:
     """1, 4, 16, ... and all."""
     counts = [4**power for power in range(12) if 4**power < num_states]
     return [*counts, num_states]

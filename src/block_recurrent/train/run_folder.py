@@ -15,15 +15,17 @@ from block_recurrent.checkpoint import (
     Checkpoint,
     find_checkpoint,
     list_checkpoints,
+    read_config,
     set_aside,
     step_of,
     sweep,
-    verify,
 )
 from block_recurrent.data import Tokenizer
 from block_recurrent.errors import CheckpointError, ConfigError, TrainingError
-from block_recurrent.io.atomic import atomic_file
-from block_recurrent.run_config import RunConfig, differences, read_toml
+from block_recurrent.io.output import write_file
+from block_recurrent.run_config import RunConfig, differences
+from block_recurrent.train.report import LOG, METRICS
+from block_recurrent.train.state import check_resumable
 
 LOCK = ".lock"
 
@@ -31,6 +33,7 @@ LOCK = ".lock"
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
     """Hold the run's folder. The kernel lets go of the lock when the process ends, however it ends."""
+    _refuse_other_folders(run)
     try:
         run.mkdir(parents=True, exist_ok=True)
         handle = os.open(run / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -52,18 +55,25 @@ def locked(run: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def _refuse_other_folders(run: Path) -> None:
+    """A folder is a run's if it is empty, or has what a run begins with."""
+    names = {path.name for path in run.iterdir()} if run.is_dir() else set()
+    if names - {LOCK, "checkpoints", "tensorboard", METRICS, LOG} and CONFIG not in names:
+        raise TrainingError(f"--out '{run}' holds '{min(names)}' and is not a run's folder: choose another --out")
+
+
 def open_run(run: Path, config: RunConfig, tokenizer: Tokenizer, resume: str) -> tuple[Checkpoint | None, list[str]]:
     """Decide where a run starts, and make its folder say so. Returns the checkpoint to go on from, and what to tell."""
     sweep(run)
     start, notes = _starting_point(run, config, resume)
     for path in list_checkpoints(run):
         if start is None or step_of(path) > start.step:
-            notes.append(f"'{path}' is not gone on from; it is kept as '{set_aside(path, 'unused').name}'")
-    _write_whole(run / CONFIG, config.to_toml().encode())
+            notes.append(f"'{path}' is not resumed from; it is kept as '{set_aside(path, 'unused').name}'")
+    write_file(run / CONFIG, config.to_toml(), TrainingError)
     if tokenizer.model is None:
         (run / TOKENIZER).unlink(missing_ok=True)
     else:
-        _write_whole(run / TOKENIZER, tokenizer.model)
+        write_file(run / TOKENIZER, tokenizer.model, TrainingError)
     return start, notes
 
 
@@ -81,29 +91,19 @@ def _starting_point(run: Path, config: RunConfig, resume: str) -> tuple[Checkpoi
         if not (path / MANIFEST).is_file():
             raise CheckpointError(f"--resume {resume}: it must be auto, never, must, or the folder of a checkpoint")
         _refuse_differences(path.parent.parent, config)
-        return verify(path), []
+        return check_resumable(path), []
     if steps:
         _refuse_differences(run, config)
-        return find_checkpoint(run)
+        return find_checkpoint(run, check=check_resumable)
     if resume == "must":
         raise CheckpointError(f"'{run}' has no checkpoint to go on from, and --resume must was given")
     return None, []
 
 
 def _refuse_differences(run: Path, config: RunConfig) -> None:
-    if not (run / CONFIG).is_file():
-        raise CheckpointError(f"'{run}' has checkpoints, but no {CONFIG} that says what they are of")
-    different = differences(RunConfig.from_dict(read_toml(run / CONFIG)), config)
+    different = differences(read_config(run), config)
     if different:
         raise ConfigError(
             f"'{run}' was trained with another configuration: {'; '.join(different)}; choose another --out, or "
             "take its weights only, with --init-from"
         )
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    try:
-        with atomic_file(path) as aside:
-            aside.write_bytes(content)
-    except OSError as error:
-        raise TrainingError(f"'{path}' can't be written: {error.strerror or error}") from None

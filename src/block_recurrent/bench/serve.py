@@ -1,0 +1,255 @@
+"""`brt bench serve`: the server under load: many streams, far memories, a peer, and thousands of mixed requests."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from block_recurrent.bench.contenders import DEPTH, WIDTH, Setting, import_extra, our_config
+from block_recurrent.errors import ConfigError
+
+SUMMARY = "the server under load: streams together, first token from a far memory, beside a peer, mixed requests"
+EXAMPLE = "brt bench serve --parts streams,first"
+CONTEXT = 8192
+NOTE = (
+    f"over HTTP on one machine; streams, first and peer: width {WIDTH}, {DEPTH} layers, window 512, random weights of "
+    "the precision named. streams: tokens a second of all streams together, the best round; ratio over one stream. "
+    "first: milliseconds to the first token of a request from a saved memory, the median; ratio over the near one. "
+    "peer: transformers' generate behind FastAPI, GPT-2 of the same width and depth: each request is a text of nearly "
+    f"{CONTEXT} tokens and some more to write; ours continues from the memory of the text, and the peer, which keeps "
+    "nothing between requests, reads it anew; written tokens a second, and ratio is ours over it. mixed: size micro, "
+    "requests of all kinds at once; every text is compared with what the same request gave alone."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parts", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)} (all)")
+    parser.add_argument("--weights", default="float32", metavar="A,B", help="of float32, bfloat16 and int8 (float32)")
+    parser.add_argument("--streams", type=int, default=16, help="that are written together (16)")
+    parser.add_argument("--tokens", type=int, default=64, help="that each stream writes (64)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each measurement (3)")
+    parser.add_argument("--far", type=int, default=1_000_000, help="tokens of the far memory (1000000)")
+    parser.add_argument("--requests", type=int, default=10_000, help="mixed ones (10000)")
+    parser.add_argument("--clients", type=int, default=32, help="that send them (32)")
+
+
+def run(args: argparse.Namespace) -> list[dict[str, Any]]:
+    parts = args.parts.split(",")
+    for part in parts:
+        if part not in PARTS:
+            raise ConfigError(f"there is no part '{part}': known are {', '.join(PARTS)}")
+    for module in ("fastapi", "uvicorn"):
+        import_extra(module, "serve")
+    return [row for part in parts for row in PARTS[part](args)]
+
+
+def row(part: str, what: str, clients: int, value: float, ratio: float | None, told: str) -> dict[str, Any]:
+    shown = None if ratio is None else round(ratio, 3)
+    return {"part": part, "what": what, "clients": clients, "value": round(value, 2), "ratio": shown, "told": told}
+
+
+# ---- A server, and clients -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def started(run_folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], Client]]:
+    """`brt serve` as a process of its own, on a free port of this machine."""
+    memories = tempfile.TemporaryDirectory()
+    command = [sys.executable, "-m", "block_recurrent", "serve", str(run_folder), "--memories", memories.name]
+    process = subprocess.Popen([*command, "--port", "0", *options], stdout=subprocess.PIPE, text=True)
+    try:
+        yield process, Client(_port(process))
+    finally:
+        process.terminate()
+        process.wait()
+        memories.cleanup()
+
+
+def _port(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None
+    match = re.search(r"http://\S+:(\d+)", process.stdout.readline())
+    if not match:
+        raise ConfigError("the server did not start: see above")
+    return int(match[1])
+
+
+class Client:
+    """Requests to one port of this machine."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Status and JSON of the answer; body: JSON, or bytes as they are."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+        try:
+            kind = "text/plain" if isinstance(body, bytes) else "application/json"
+            sent = body if isinstance(body, bytes) or body is None else json.dumps(body)
+            connection.request(method, path, sent, {"content-type": kind})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def complete(self, **body: Any) -> Any:
+        status, answer = self.ask("POST", "/v1/completions", body)
+        if status != 200:
+            raise ConfigError(f"the server answered {status}: {answer['error']['message']}")
+        return answer
+
+    def first_events(self, count: int, **body: Any) -> float:
+        """Seconds until so many tokens of a stream have come; then the client hangs up."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+        began = time.perf_counter()
+        connection.request(
+            "POST", "/v1/completions", json.dumps(body | {"stream": True}), {"content-type": "application/json"}
+        )
+        answer = connection.getresponse()
+        while count and (line := answer.readline()):  # the text may end before
+            count -= line.startswith(b"data")
+        seconds = time.perf_counter() - began
+        connection.close()
+        return seconds
+
+
+def together(count: int, work: Callable[[int], None]) -> float:
+    """Seconds that so many threads took for their work."""
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - began
+
+
+@contextmanager
+def saved(config: Any) -> Iterator[Path]:
+    """A run with random weights, for a server to load."""
+    import torch
+
+    from block_recurrent.checkpoint import CONFIG, WEIGHTS, aside_of, finish, step_folder, write_tensors
+    from block_recurrent.model.language_model import BlockRecurrentLM
+    from block_recurrent.run_config import DataConfig, RunConfig
+
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        run_folder = Path(folder) / "model"
+        aside = aside_of(step_folder(run_folder, 1))
+        aside.mkdir(parents=True)
+        run_config = RunConfig("rec-fixed-skip", "micro", config, DataConfig(path="none"))
+        (run_folder / CONFIG).write_text(run_config.to_toml(), encoding="utf-8")
+        write_tensors(aside / WEIGHTS, BlockRecurrentLM(config).state_dict())
+        finish(step_folder(run_folder, 1), 1, None)
+        yield run_folder
+
+
+def _wide() -> Any:
+    return replace(our_config(Setting(window=512)), vocab_size=257)
+
+
+# ---- The parts -------------------------------------------------------------------------------------------------------
+
+
+def _streams(args: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    with saved(_wide()) as folder:
+        for weights in args.weights.split(","):
+            options = ["--weights", weights, "--lanes", str(args.streams)]
+            with started(folder, *options) as (_, client):
+
+                def write(number: int, client: Client = client) -> None:
+                    client.complete(prompt=f"stream {number}", max_tokens=args.tokens, seed=number, end_at_mark=False)
+
+                write(0)
+                rates: dict[int, float] = {1: 0, args.streams: 0}
+                for _ in range(args.rounds):
+                    for count in rates:
+                        rates[count] = max(rates[count], count * args.tokens / together(count, write))
+                told = "tokens a second, all streams together"
+                rows += [row("streams", weights, n, rate, rate / rates[1], told) for n, rate in rates.items()]
+    return rows
+
+
+def _first(args: argparse.Namespace) -> list[dict[str, Any]]:
+    text = ("The whale, the sea, and the ship that sailed. " * (args.far // 40))[: args.far].encode()
+    with saved(_wide()) as folder, started(folder, "--text-bytes", str(2 * args.far), "--trail", "1") as (_, client):
+        places = {"near": text[:1000], "far": text}
+        for name, part in places.items():
+            client.ask("POST", f"/v1/memories/{name}/read", part)
+        seconds: dict[str, list[float]] = {name: [] for name in places}
+        for _ in range(10 * args.rounds):
+            for name in places:
+                seconds[name].append(client.first_events(1, memory=name, max_tokens=8, end_at_mark=False))
+        near = statistics.median(seconds["near"])
+        return [
+            row("first", f"{len(part):,} tokens", 1, 1000 * s, s / near, "milliseconds to the first token")
+            for (_, part), s in zip(places.items(), map(statistics.median, seconds.values()), strict=True)
+        ]
+
+
+def _peer(args: argparse.Namespace) -> list[dict[str, Any]]:
+    import_extra("transformers", "hf")
+    length, written = CONTEXT - args.tokens - 1, args.tokens
+    text = ("The whale, the sea, and the ship that sailed. " * 200)[:length]
+    rows = []
+    with saved(_wide()) as folder, started(folder, "--lanes", str(args.streams)) as (_, client):
+        client.ask("POST", "/v1/memories/text/read", text.encode())
+
+        def write(number: int) -> None:
+            client.complete(memory="text", max_tokens=written, seed=number, end_at_mark=False)
+
+        write(0)
+        ours = max(args.streams * written / together(args.streams, write) for _ in range(args.rounds))
+        rows.append(row("peer", "brt serve, float32", args.streams, ours, 1.0, f"after {length:,} tokens"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "block_recurrent.bench.serve_peer", str(CONTEXT)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        peer = Client(_port(process))
+
+        def generate(number: int) -> None:
+            peer.ask("POST", "/generate", {"tokens": list(text.encode()), "max_new_tokens": written})
+
+        # It serves one request at a time, so more of them together are no faster.
+        theirs = 2 * written / together(2, generate)
+    finally:
+        process.terminate()
+        process.wait()
+    return [*rows, row("peer", "transformers generate", 2, theirs, ours / theirs, f"after {length:,} tokens")]
+
+
+def _mixed(args: argparse.Namespace) -> list[dict[str, Any]]:
+    from block_recurrent.bench.serve_mixed import mixed
+    from block_recurrent.presets import preset
+
+    options = ["--trail-every", "512", "--waiting", "200", "--memories-at-most", "1000"]
+    with saved(preset("rec-fixed-skip", "micro", 257)) as folder, started(folder, *options) as (process, client):
+        found = mixed(client, process.pid, args.requests, args.clients)
+    told = (
+        f"{found.compared} texts compared, {found.different} differ; {found.refused} bad ones refused, "
+        f"{found.cancelled} cancelled, {found.wrong} wrong answers; resident {found.before:.0f} MiB after a tenth, "
+        f"{found.after:.0f} MiB at the end"
+    )
+    return [row("mixed", "requests a second", args.clients, args.requests / found.seconds, None, told)]
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
+    "streams": _streams,
+    "first": _first,
+    "peer": _peer,
+    "mixed": _mixed,
+}

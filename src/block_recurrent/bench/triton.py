@@ -1,0 +1,125 @@
+"""`brt bench triton`: what the Triton kernels take of a GPU's registers and shared memory, compiled without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import tempfile
+from typing import Any
+
+from block_recurrent.errors import ConfigError
+
+SUMMARY = "registers, spills and shared memory of the Triton kernels, compiled ahead of time"
+EXAMPLE = "brt bench triton --head-sizes 64,128"
+NOTE = (
+    "Compiled for the GPUs' architectures by the installed triton and its ptxas, at the tile sizes that are used; no "
+    "GPU is needed, and nothing is run. threads and shared (bytes of shared memory): of a program; an A100 has 163 KiB "
+    "for one, an H100 227 KiB. registers, and spilled (bytes that did not fit into them): of a thread."
+)
+KERNELS = ("forward", "queries_backward", "keys_backward")
+FLOAT32_POINTERS = ("bias", "log_sums", "deltas", "d_bias")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--architectures", default="80,90", help="sm_80 is an A100, sm_90 an H100 (80,90)")
+    parser.add_argument("--head-sizes", default="32,64,128,256", help="K (32,64,128,256)")
+    parser.add_argument("--dtypes", default="bfloat16,float32", help="of queries, keys and values (bfloat16,float32)")
+    parser.add_argument("--window", type=int, default=512, help="W (512)")
+    parser.add_argument("--dropout", type=float, default=0.05, help="0 compiles without it (0.05)")
+
+
+def run(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row for each kernel, architecture, dtype and head size."""
+    from block_recurrent.ops import triton
+
+    if not triton.INSTALLED:
+        raise ConfigError("there is no triton 3.3 or newer here to compile with: pip install triton (on Linux)")
+    if triton.interpreted():
+        raise ConfigError("TRITON_INTERPRET is set in the environment: the interpreter compiles nothing; unset it")
+    sizes, architectures = ([int(x) for x in text.split(",")] for text in (args.head_sizes, args.architectures))
+    return [
+        _row(kernel, architecture, dtype, K, args.window, args.dropout)
+        for kernel in KERNELS
+        for dtype in args.dtypes.split(",")
+        for K in sizes
+        for architecture in architectures
+    ]
+
+
+def _row(kernel: str, architecture: int, dtype: str, K: int, window: int, dropout: float) -> dict[str, Any]:
+    import torch
+
+    from block_recurrent.bench.harness import tell
+    from block_recurrent.ops.triton.attention import constants, tiles_of
+
+    tell(f"{kernel} in {dtype} with heads of {K} for sm_{architecture}")
+    chosen = constants(kernel, K, getattr(torch, dtype), window, dropout)
+    tiles = tiles_of(kernel, K, getattr(torch, dtype))
+    compiled = _compile(kernel, architecture, dtype, chosen)
+    printed = _ptxas(compiled.asm["ptx"])
+    spills = [int(found) for found in re.findall(r"(\d+) bytes spill (?:stores|loads)", printed)]
+    registers = re.findall(r"Used (\d+) registers", printed)
+    tell("")
+    return {
+        "kernel": kernel,
+        "architecture": f"sm_{architecture}",
+        "dtype": dtype,
+        "head": K,
+        "dropout": dropout,
+        "queries": tiles.queries,
+        "keys": tiles.keys,
+        "threads": 32 * tiles.num_warps,
+        "stages": tiles.num_stages,
+        "registers": int(registers[0]),
+        "spilled": max(spills),
+        "shared": compiled.metadata.shared,
+    }
+
+
+def _compile(kernel: str, architecture: int, dtype: str, chosen: dict[str, Any]) -> Any:
+    """As a launch with contiguous rows of whole heads would compile it."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from block_recurrent.ops.triton import attention_kernels as kernels
+
+    function = getattr(kernels, kernel)
+    options = {name: chosen.pop(name) for name in ("num_warps", "num_stages")}
+    signature: dict[str, Any] = {}
+    aligned: dict[tuple[int, ...], Any] = {}
+    for place, name in enumerate(function.arg_names):
+        if name in chosen:
+            signature[name] = "constexpr"
+        elif name.endswith("_strides"):
+            signature[name] = ("i32",) * 3
+            aligned |= {(place, axis): [["tt.divisibility", 16]] for axis in range(3)}
+        elif name.endswith("_pointer"):
+            signature[name] = _pointer(name.removesuffix("_pointer"), dtype)
+            aligned[(place,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "fp32" if name == "keep_scale" else "i32"
+    source = ASTSource(function, signature, chosen, aligned)
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+
+
+def _pointer(name: str, dtype: str) -> str:
+    if name == "seed":
+        return "*i64"
+    return "*fp32" if name in FLOAT32_POINTERS or dtype == "float32" else "*bf16"
+
+
+def _ptxas(ptx: str) -> str:
+    """What ptxas says of its work."""
+    import triton
+
+    found = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    assert found is not None
+    path = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "ptxas")
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        command = [path, "-v", f"--gpu-name={found[1]}", file.name, "-o", os.devnull]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr

@@ -1,0 +1,31 @@
+"""`brt harness`: tasks of lm-evaluation-harness with a run, its memory carried through whole texts."""
+
+from __future__ import annotations
+
+import argparse
+
+from block_recurrent.cli.output import add_json, check_outputs, give_json
+from block_recurrent.errors import MissingExtraError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="a run's folder, or one of its checkpoints")
+    parser.add_argument("--books", metavar="DIR", help="a folder of texts: our task 'books'")
+    parser.add_argument("--tasks", default="", metavar="A,B", help="tasks of the harness (default: none)")
+    parser.add_argument("--limit", type=int, help="only so many documents of each task")
+    parser.add_argument("--batch-size", type=int, default=1, help="texts side by side")
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_outputs(args, "json")
+    try:
+        from block_recurrent.hub.harness import BlockRecurrentHarness, evaluate
+    except ImportError:
+        raise MissingExtraError("brt harness", "lm-eval") from None
+    lm = BlockRecurrentHarness(args.run, args.checkpoint, batch_size=args.batch_size)
+    found = evaluate(lm, args.books, [name for name in args.tasks.split(",") if name], args.limit)
+    args.json = args.json or "-"
+    give_json(args, found)
+    return 0

@@ -1,0 +1,108 @@
+"""`brt serve`: models behind HTTP, with a page. Only this machine can ask, unless a key is given."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from block_recurrent.cli.read import add_weights_argument
+from block_recurrent.errors import ConfigError, MissingExtraError
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+SHORTEST_KEY = 16
+# Options of Limits: flag -> help.
+LIMITS = {
+    "--lanes": "texts that are written at once (default: 16)",
+    "--waiting": "further texts, readings and scores that may wait (default: 64)",
+    "--prompt-bytes": "of a request (default: 1 MiB)",
+    "--text-bytes": "of a text that becomes a memory (default: 64 MiB)",
+    "--max-tokens": "that one request may have written (default: 8192)",
+    "--memories-at-most": "memories that are kept (default: 256)",
+    "--trail": "checkpoints of each memory, each of which takes as much disk as the memory (default: 8)",
+    "--trail-every": "tokens from checkpoint to checkpoint while reading (default: 4096)",
+    "--seconds": "that one request may take (default: 3600)",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="run", help="runs' folders, or checkpoints of them")
+    parser.add_argument(
+        "--memories", type=Path, default=Path("memories"), metavar="DIR", help="where memories are kept"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others need a key (127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="a file with the key that clients must send")
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder (default: last)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default: auto)")
+    add_weights_argument(parser)
+    for flag, text in LIMITS.items():
+        parser.add_argument(flag, type=int, metavar="N", help=text)
+
+
+def run(args: argparse.Namespace) -> int:
+    key = _key(args.api_key_file)
+    if args.host not in LOOPBACK and key is None:
+        raise ConfigError(
+            f"--host is {args.host}: other machines could ask, so give --api-key-file, a file with a secret key"
+        )
+    try:
+        import uvicorn
+
+        from block_recurrent.serve.app import load_model, make_app
+    except ImportError:
+        raise MissingExtraError("brt serve", "serve") from None
+    from block_recurrent.serve.limits import Limits
+
+    given = {flag[2:].replace("-", "_"): getattr(args, flag[2:].replace("-", "_")) for flag in LIMITS}
+    given["memories"] = given.pop("memories_at_most")
+    limits = Limits(**{name: value for name, value in given.items() if value is not None})
+    models = []
+    for folder in args.runs:
+        model, notes = load_model(folder, args.checkpoint, args.device, args.weights)
+        models.append(model)
+        for note in notes:
+            print(f"brt: note: {note}", file=sys.stderr)
+    app = make_app(models, args.memories, limits, key, args.host)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client who leaves in the middle
+    # No access log: it would hold what clients ask for. /metrics counts.
+    config = uvicorn.Config(
+        app, host=args.host, port=args.port, log_level="warning", access_log=False, timeout_graceful_shutdown=5
+    )
+    return _listen(uvicorn.Server(config), args, [model[0] for model in models])
+
+
+def _listen(server: object, args: argparse.Namespace, models: list[str]) -> int:
+    import asyncio
+
+    import uvicorn
+
+    assert isinstance(server, uvicorn.Server)
+
+    async def main() -> None:
+        serving = asyncio.ensure_future(server.serve())
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.02)
+        if server.started:
+            port = server.servers[0].sockets[0].getsockname()[1]
+            host = f"[{args.host}]" if ":" in args.host else args.host
+            print(f"serving {', '.join(models)} at http://{host}:{port}; memories are in '{args.memories}'", flush=True)
+        await serving
+
+    asyncio.run(main())
+    if not server.started:
+        raise ConfigError(f"the server could not start at {args.host}:{args.port}: see above")
+    return 0
+
+
+def _key(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {path} can't be read: {error}") from None
+    if len(key) < SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(f"the key in '{path}' must be one line of at least {SHORTEST_KEY} printable characters")
+    return key

@@ -1,0 +1,38 @@
+"""The manifest of an exported folder: every file with its hash, checked when the folder is loaded from disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from block_recurrent.errors import FileFormatError
+from block_recurrent.io import door
+
+FORMAT = "block-recurrent export"
+VERSION = 2
+NAME = "block_recurrent_manifest.json"
+
+
+def write_export_manifest(folder: Path) -> None:
+    """List the files of a folder that is being made; they can be read by all, as other files."""
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    manifest = {"format": FORMAT, "version": VERSION, "files": dict(sorted(door.list_files(folder).items()))}
+    (folder / NAME).write_text(door.seal_json(json.dumps(manifest, indent=1)))
+
+
+def check_export(name: Any) -> None:
+    """An error if a file of an exported folder was changed. Folders of 0.1.0, and of others, have no manifest."""
+    folder = Path(str(name))
+    if not (folder / NAME).is_file():
+        return
+    try:
+        files = door.read_manifest(folder / NAME, FORMAT, {VERSION: {"files": door.is_files}})["files"]
+        for listed, digest in files.items():
+            if not (folder / listed).is_file() or door.sha256_of(folder / listed) != digest:
+                raise FileFormatError(f"{listed} is missing or does not have the hash that it should have")
+    except FileFormatError as error:
+        raise FileFormatError(
+            f"the export '{name}' is damaged: {error}; export it again, or remove {NAME} if you changed it yourself"
+        ) from None

@@ -1,0 +1,52 @@
+"""What commands give out: tables on the terminal and in Markdown, and files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from block_recurrent.errors import BlockRecurrentError, DataError
+from block_recurrent.io.atomic import atomic_file
+
+
+def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as they need to be: the first to the left, numbers to the right."""
+    table = [list(head), *map(list, rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for line in table:
+        first, *others = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        lines.append("  ".join([first.strip().ljust(widths[0]), *others]).rstrip())
+    return "\n".join(lines)
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    print(format_table(head, rows))
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def write_file(
+    path: Path, content: str | bytes, error: type[BlockRecurrentError] = DataError, make_folder: bool = False
+) -> None:
+    """A file, all of it or nothing; `error` is what is raised where it can't be."""
+    try:
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        raw = content.encode() if isinstance(content, str) else content
+        if path.exists() and not path.is_file():
+            path.write_bytes(raw)  # /dev/stdout, a pipe
+            return
+        with atomic_file(path) as aside:
+            aside.write_bytes(raw)
+    except OSError as problem:
+        raise error(f"'{path}' can't be written: {problem.strerror or problem}") from None
+
+
+def write_json(path: Path, data: Any) -> None:
+    write_file(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")

@@ -1,0 +1,56 @@
+"""How far a long work has come: a bar on a terminal, a line now and then elsewhere. On stderr: output can be piped."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+LINE_SECONDS, BAR_SECONDS = 10.0, 0.1
+Progress = Callable[[int, int | None], None]
+"""To be told how much is done, and of how much in all, where that is known."""
+
+
+@contextmanager
+def shown_progress(what: str, unit: str = "tokens") -> Iterator[Progress]:
+    """A function to be told how much is done."""
+    if not sys.stderr.isatty():
+        yield _lines(what, unit)
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        ProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bar
+
+    count: ProgressColumn = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield _not_too_often(lambda done, whole: bar.update(task, completed=done, total=whole), BAR_SECONDS)
+
+
+def _lines(what: str, unit: str) -> Progress:
+    def line(done: int, whole: int | None) -> None:
+        of_all = f" of {whole:,}" if whole else ""
+        print(f"{what}: {done:,}{of_all} {unit}", file=sys.stderr, flush=True)
+
+    return _not_too_often(line, LINE_SECONDS)
+
+
+def _not_too_often(show: Progress, seconds: float) -> Progress:
+    last = time.monotonic()
+
+    def update(done: int, whole: int | None) -> None:
+        nonlocal last
+        if time.monotonic() - last >= seconds:
+            last = time.monotonic()
+            show(done, whole)
+
+    return update

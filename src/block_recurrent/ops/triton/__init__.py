@@ -1,0 +1,42 @@
+"""Kernels in Triton for GPUs. Nothing here imports triton before a kernel runs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from block_recurrent.errors import ConfigError
+
+OLDEST = (3, 3)
+"""The first version whose kernels take tuples."""
+
+
+def installed() -> bool:
+    """Whether there is a triton that these kernels compile with."""
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= OLDEST
+
+
+def interpreted() -> bool:
+    """Whether kernels run in triton's interpreter, which takes tensors on a CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+INSTALLED = installed()
+
+
+def launching(x: Tensor) -> AbstractContextManager[object]:
+    """The context in which kernels on x's device can be launched."""
+    if x.is_cuda:
+        return torch.cuda.device(x.device)
+    if not interpreted():
+        raise ConfigError("the backend 'triton' is for GPUs; on a CPU it runs with TRITON_INTERPRET=1, for tests")
+    return nullcontext()

@@ -1,0 +1,288 @@
+"""/v1/memories: read, list, look, fork, rewind, rename, compare, delete, download and upload."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import FileResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from block_recurrent.inference.session_state import SessionState
+from block_recurrent.inference.text_input import read_text
+from block_recurrent.inference.trail import Trail
+from block_recurrent.serve.limits import RequestError
+from block_recurrent.serve.reading import Piece, Prefix, Reading, Served, encoded, in_pieces
+from block_recurrent.serve.server import Server, event_stream, while_wanted
+from block_recurrent.serve.store import Memory
+
+router = APIRouter(prefix="/v1/memories")
+TITLE = Query(None, max_length=200)
+TEXT_BODY = {"requestBody": {"required": True, "content": {"text/plain": {"schema": {"type": "string"}}}}}
+FILE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+
+
+class ForkRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(description="Of the new memory.")
+    at: int | None = Field(None, ge=0, description="A position of the trail; by default where the memory stands.")
+
+
+class RewindRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    to: int = Field(ge=0, description="A position of the trail.")
+
+
+class RenameRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: str
+
+
+@router.get("")
+async def listed(request: Request) -> dict[str, Any]:
+    """All memories."""
+    server: Server = request.app.state.server
+    return {"object": "list", "data": [_info(server, memory, whole=False) for memory in server.store.list()]}
+
+
+@router.get("/{name}")
+async def info(request: Request, name: str) -> dict[str, Any]:
+    """One memory: its trail, its last words, and what its state did while it read."""
+    server: Server = request.app.state.server
+    return _info(server, server.store.get(name))
+
+
+@router.delete("/{name}")
+async def delete(request: Request, name: str) -> dict[str, Any]:
+    await asyncio.to_thread(request.app.state.server.store.delete, name)
+    return {"object": "memory.deleted", "name": name, "deleted": True}
+
+
+@router.patch("/{name}")
+async def rename(request: Request, name: str, body: RenameRequest) -> dict[str, Any]:
+    server: Server = request.app.state.server
+    return _info(server, await asyncio.to_thread(server.store.rename, name, body.name))
+
+
+@router.post("/{name}/fork")
+async def fork(request: Request, name: str, body: ForkRequest) -> dict[str, Any]:
+    """A second memory that stands where this one stands, or stood."""
+    server: Server = request.app.state.server
+    model = server.model_of(server.store.get(name))
+    reference = name if body.at is None else f"{name}@{body.at}"
+    return _info(server, await asyncio.to_thread(server.store.fork, reference, body.name, model))
+
+
+@router.post("/{name}/rewind")
+async def rewind(request: Request, name: str, body: RewindRequest) -> dict[str, Any]:
+    """Set a memory back to a place of its trail, exactly."""
+    server: Server = request.app.state.server
+    model = server.model_of(server.store.get(name))
+    return _info(server, await asyncio.to_thread(server.store.rewind, name, body.to, model))
+
+
+@router.get("/{name}/diff/{other}")
+async def diff(request: Request, name: str, other: str) -> dict[str, Any]:
+    """How far two memories are apart, layer by layer; each NAME or NAME@POSITION."""
+    return await asyncio.to_thread(request.app.state.server.store.diff, name, other)
+
+
+@router.get("/{name}/file", response_class=FileResponse)
+async def download(request: Request, name: str) -> Response:
+    """The memory file, as `brt write --memory` takes it."""
+    path = request.app.state.server.store.path_of(name)
+    return FileResponse(path, media_type="application/octet-stream", filename=f"{name.replace('@', '-')}.memory")
+
+
+@router.put("/{name}/file", openapi_extra=FILE_BODY)
+async def upload(request: Request, name: str) -> dict[str, Any]:
+    """Keep a memory file that `brt read` or a download gave."""
+    server: Server = request.app.state.server
+    server.store.check_free(name)
+    server.store.check_new(name)
+    async with _spooled(request, server) as path:
+        models = list(server.models.values())
+        return _info(server, await asyncio.to_thread(server.store.take_in, name, path, models))
+
+
+@router.post("/{name}/read", response_model=None, openapi_extra=TEXT_BODY)
+async def read(
+    request: Request,
+    name: str,
+    model: str | None = None,
+    source: str | None = Query(None, alias="from", description="The memory to go on from; by default an empty one."),
+    title: str | None = TITLE,
+    stream: bool = Query(False, description="Tell how far it is, as server-sent events."),
+) -> Response | dict[str, Any]:
+    """Read the body, UTF-8 text, and keep the memory of it. `from` the same name reads on."""
+    server: Server = request.app.state.server
+    if source is None or source.split("@")[0] != name:
+        server.store.check_free(name)
+    server.store.check_new(name)
+    made_by = server.model(model, source)
+    with server.admission.take():
+        pass  # refused before the text comes, and while the status can still say so
+    job = _read(server, request, made_by, name, source, title)
+    if stream:
+        # The text comes before the answer begins: browsers read no answer before they have sent everything.
+        first = await anext(job)
+        return event_stream(_then(first, job), server.limits.seconds, request.app.state.described)
+    events: list[dict[str, Any]] = []
+    async with aclosing(job):
+        await anext(job)
+
+        async def rest() -> None:
+            async for event in job:
+                events[:] = [event]
+
+        await while_wanted(request, server.limits.seconds, rest())
+    return events[0]["memory"]
+
+
+async def _then(first: dict[str, Any], job: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
+    try:
+        yield first
+        async for event in job:
+            yield event
+    finally:
+        await job.aclose()
+
+
+async def _read(
+    server: Server, request: Request, model: Served, name: str, source: str | None, title: str | None
+) -> AsyncGenerator[dict[str, Any]]:
+    """Events: how far it is, and the memory at last."""
+    with server.admission.take():
+        async with _spooled(request, server) as path:
+            total = path.stat().st_size
+            if total == 0:
+                raise RequestError(400, "the text is empty: there is nothing to read")
+            yield {"bytes": 0, "total_bytes": total, "tokens": 0}
+            book = Book(server, model, await server.state_of(model, source))
+            notes: dict[str, Any] = {}
+            if source is not None:
+                book.trail, notes = await asyncio.to_thread(server.store.trail_to, source, name)
+            try:
+                async with aclosing(book.read(path)) as events:
+                    async for event in events:
+                        yield event | {"total_bytes": total}
+                notes |= {"trace": _joined(notes.get("trace"), book.reading.trace)} | (
+                    {"title": title} if title else {}
+                )
+                save = server.store.save
+                memory = await asyncio.to_thread(save, name, model, book.state, book.trail, notes)
+            finally:
+                server.store.abandon(book.trail)
+            yield {"memory": _info(server, memory)}
+
+
+class Book:
+    """A text that becomes a memory, with checkpoints on the way."""
+
+    def __init__(self, server: Server, model: Served, state: SessionState) -> None:
+        self.server, self.model, self.state, self.trail = server, model, state, Trail()
+        self.reading = Reading(model, replace(state, held=b""), watch=True)
+
+    async def read(self, path: Path) -> AsyncGenerator[dict[str, Any]]:
+        """Events: how far it is. Afterwards `state` is that of the whole text."""
+        start, began = self.state, time.perf_counter()
+        skipped = await self._find_beginning(path) if start.position == 0 and not start.held else 0
+        left, done, text = skipped, 0, start.text
+        held = start.held
+        async with aclosing(in_pieces(self._pieces(path))) as pieces:
+            async for piece in pieces:
+                again = min(left, len(piece.tokens))
+                left, done, text = left - again, done + len(piece.raw), text.update(piece.raw)
+                held = piece.held
+                await self.reading.add(piece.tokens[again:], self._reached)
+                tokens = self.reading.state.position
+                rate = (tokens - start.position - skipped) / (time.perf_counter() - began)
+                yield {"bytes": done, "tokens": tokens, "reused": skipped, "tokens_per_second": round(rate)}
+        self.state = replace(await self.reading.finish(), text=text, held=held)
+        self.server.counts["read"] += self.state.position - start.position - skipped
+        self.server.counts["reused"] += skipped
+
+    def _pieces(self, path: Path) -> Iterator[Piece]:
+        # Small pieces, so that progress is seen and a cut file is found late.
+        short = (text[i : i + 8192] for text in read_text(path) for i in range(0, len(text), 8192))
+        return encoded(self.model.tokenizer, self.state, short)
+
+    async def _find_beginning(self, path: Path) -> int:
+        """Go to the longest checkpoint of a text that begins in the same way; tokens up to there."""
+
+        def find() -> Any:
+            return self.server.store.find_prefix(self.model, [piece.tokens for piece in self._pieces(path)], least=0)
+
+        self.reading.prefix = Prefix.of(self.model)
+        if (found := await asyncio.to_thread(find)) is None:
+            return 0
+        self.trail, prefix = found
+        place = self.trail.places[-1]
+        state = await asyncio.to_thread(self.server.store.load_place, place, self.model)
+        self.reading = Reading(self.model, state, prefix, watch=True)
+        return place.position
+
+    async def _reached(self, reading: Reading) -> None:
+        position = reading.state.position
+        last = self.trail.places[-1].position if self.trail.places else 0
+        if position - last >= self.server.limits.trail_every:
+            prefix = reading.prefix.key() if reading.prefix else None
+            place = await asyncio.to_thread(self.server.store.checkpoint, self.model, reading.state, prefix)
+            self.trail = self.server.store.extended(self.trail, place)
+
+
+@asynccontextmanager
+async def _spooled(request: Request, server: Server) -> AsyncGenerator[Path]:
+    """The request's body as a file; how long it may be, the guard has said."""
+    path = server.store.folder / f".{uuid.uuid4().hex}.part"
+    try:
+        with path.open("wb") as file:
+            async for chunk in request.stream():
+                file.write(chunk)
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _info(server: Server, memory: Memory, whole: bool = True) -> dict[str, Any]:
+    model = next((m for m in server.models.values() if m.engine.fingerprint() == memory.model_hash), None)
+    notes = memory.notes
+    info = {
+        "object": "memory",
+        "name": memory.name,
+        "title": notes.get("title") or memory.name,
+        "model": model.id if model else None,
+        "model_name": memory.model_name,
+        "tokens": memory.tokens,
+        "text_bytes": memory.text_bytes,
+        "text_hash": memory.text_hash,
+        "bytes": model.engine.empty().nbytes if model else None,
+        "created": notes.get("created"),
+        "id": notes.get("id"),
+        "parent": notes.get("parent"),
+        "parent_at": notes.get("parent_at"),
+        "trail": [place.position for place in memory.trail.places],
+    }
+    if whole:
+        ending = model.tokenizer.decode_bytes(list(memory.recent)).decode(errors="replace") if model else ""
+        info |= {"trace": notes.get("trace") or {}, "ending": ending.lstrip("\ufffd")}
+    return info
+
+
+def _joined(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
+    """One trace after the other."""
+    if not before:
+        return after
+    return {name: before[name] + after.get(name, []) for name in before} if after else before

@@ -1,0 +1,174 @@
+"""Text through the model, in calls that end at fixed places: at multiples of so many tokens of the document.
+
+So the calls depend on the text alone, not on who else is served, and a text that is read from a checkpoint at such a
+place gives the same numbers, to the last bit, as the same text read from its beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from block_recurrent.analysis.inspector import watched_gates
+from block_recurrent.data import Tokenizer
+from block_recurrent.data.utf8 import to_utf8
+from block_recurrent.inference.engine import Engine
+from block_recurrent.inference.session import Session
+from block_recurrent.inference.session_state import SessionState
+from block_recurrent.inference.text_hash import TextHash
+from block_recurrent.inference.text_input import settled, tokens_of
+from block_recurrent.serve.scheduler import Scheduler
+
+CALL_TOKENS = 512
+"""Of one call, in whole blocks: many are faster, and few let the writers go on sooner."""
+MOST_POINTS = 64
+"""Of a trace: then every other one is left out."""
+Tokens = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that is being served."""
+
+    id: str
+    name: str
+    """What memory files call it."""
+    engine: Engine
+    tokenizer: Tokenizer
+    scheduler: Scheduler
+    created: int
+
+    @property
+    def call_tokens(self) -> int:
+        window = self.engine.config.window
+        return max(1, CALL_TOKENS // window) * window
+
+    def session(self, state: SessionState | None = None) -> Session:
+        return Session(self.engine, self.tokenizer, name=self.name, state=state)
+
+
+class Piece(NamedTuple):
+    """Tokens that are settled, their text, and what is held back after them."""
+
+    tokens: Tokens
+    raw: bytes
+    held: bytes
+
+
+def encoded(tokenizer: Tokenizer, state: SessionState, texts: Iterable[str], last: bool = False) -> Iterator[Piece]:
+    """The tokens of a text that follows a state, as `Session.read` would make them; last: nothing is held back."""
+    held, begun = state.held, state.position > 0
+    for text in texts:
+        buffer = held + to_utf8(text)
+        ready = len(buffer) if last else settled(tokenizer, buffer)
+        tokens = tokens_of(tokenizer, buffer[:ready], at_beginning=not begun)
+        begun, held = begun or len(tokens) > 0, buffer[ready:]
+        yield Piece(tokens, buffer[:ready], held)
+
+
+class Prefix(NamedTuple):
+    """The hash chain of a document's tokens from its beginning, for one model."""
+
+    chain: TextHash
+
+    @classmethod
+    def of(cls, model: Served) -> Prefix:
+        return cls(TextHash().update(model.engine.fingerprint().encode()))
+
+    def then(self, tokens: Tokens) -> Prefix:
+        return Prefix(self.chain.update(tokens.astype("<i4").tobytes()))
+
+    def key(self) -> str:
+        return self.chain.hexdigest()[:32]
+
+
+class Reading:
+    """A document while it is read."""
+
+    def __init__(self, model: Served, state: SessionState, prefix: Prefix | None = None, watch: bool = False) -> None:
+        """prefix: of the tokens before, where all of them came through calls that ended at the fixed places."""
+        self.model, self.state, self.prefix = model, state, prefix
+        self.trace: dict[str, Any] = {}
+        self._watch = watch
+        self._rest: Tokens = np.empty(0, np.int64)
+
+    async def add(self, tokens: Tokens, reached: Callable[[Reading], Awaitable[None]] | None = None) -> None:
+        """Read as far as whole calls go. `reached` is called at each of the fixed places."""
+        tokens = np.concatenate([self._rest, tokens])
+        start, size = 0, self.model.call_tokens
+        while len(tokens) - start >= (count := size - self.state.position % size):
+            await self._call(tokens[start : start + count])
+            start += count
+            if reached:
+                await reached(self)
+        self._rest = tokens[start:]
+
+    async def finish(self) -> SessionState:
+        """Read what is left; the end of a text is no fixed place."""
+        if len(self._rest):
+            await self._call(self._rest)
+            self._rest = self._rest[:0]
+        return self.state
+
+    async def _call(self, tokens: Tokens) -> None:
+        before = self.state.memory
+        self.state, gates = await self.model.scheduler.call(partial(_read, self.model, self.state, tokens, self._watch))
+        if self.prefix is not None:
+            self.prefix = self.prefix.then(tokens)
+        if self._watch:
+            self.trace = _with_point(self.trace, before, self.state, gates)
+
+
+def prompt_tokens(model: Served, state: SessionState, prompt: str | list[int]) -> Piece:
+    """The tokens of a prompt that follows a state; what was held back comes first, and nothing is held back after."""
+    (piece,) = encoded(model.tokenizer, state, [prompt if isinstance(prompt, str) else ""], last=True)
+    if isinstance(prompt, str):
+        return piece
+    tokens = model.session().checked(prompt).astype(np.int64)
+    begins = state.position == 0 and len(piece.tokens) == 0
+    raw = piece.raw + model.tokenizer.decode_bytes(tokens, begin=begins)
+    return Piece(np.concatenate([piece.tokens, tokens]), raw, b"")
+
+
+async def in_pieces(texts: Iterator[Piece]) -> AsyncGenerator[Piece]:
+    """The same, encoded in another thread."""
+    while (piece := await asyncio.to_thread(next, texts, None)) is not None:
+        yield piece
+
+
+def _read(
+    model: Served, state: SessionState, tokens: Tokens, watch: bool
+) -> tuple[SessionState, dict[tuple[int, str], list[float]]]:
+    gates: dict[tuple[int, str], list[float]] = {}
+    fed = [state.fed(tokens)]
+    if watch:
+        with watched_gates(
+            model.engine.snapshot.model, lambda layer, name, mean: gates.setdefault((layer, name), []).append(mean)
+        ):
+            _, memory = model.engine.prefill(fed, state.memory)
+    else:
+        _, memory = model.engine.prefill(fed, state.memory)
+    raw = model.tokenizer.decode_bytes(tokens, begin=state.position == 0)
+    return state.after(memory, tokens, raw), gates
+
+
+def _with_point(
+    trace: dict[str, Any], before: Any, after: SessionState, gates: dict[tuple[int, str], list[float]]
+) -> dict[str, Any]:
+    """The trace with what this call did: gates, and how long and how new the state is, of each recurrent layer."""
+    point: dict[str, float] = {"at": after.position}
+    for i, (old, new) in enumerate(zip(before.layers, after.memory.layers, strict=True)):
+        if new.state is not None:
+            point[f"{i + 1} state length"] = new.state.norm(dim=-1).mean().item()
+            point[f"{i + 1} state change"] = ((new.state - old.state).norm() / new.state.norm().clamp_min(1e-12)).item()
+    point |= {f"{i + 1} {name}": sum(means) / len(means) for (i, name), means in gates.items()}
+    longer = {name: [*trace.get(name, []), round(value, 4)] for name, value in point.items()}
+    if len(longer["at"]) > MOST_POINTS:
+        longer = {name: values[1::2] for name, values in longer.items()}
+    return longer

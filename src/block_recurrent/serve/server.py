@@ -1,0 +1,129 @@
+"""What all requests share: models, memories, limits, and waiting for work only as long as anybody wants it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+
+from block_recurrent.errors import BlockRecurrentError, did_you_mean
+from block_recurrent.inference.session_state import SessionState
+from block_recurrent.serve.guard import error_body
+from block_recurrent.serve.limits import Admission, Limits, RequestError
+from block_recurrent.serve.reading import Reading, Served, Tokens
+from block_recurrent.serve.store import Memory, Store
+
+T = TypeVar("T")
+CLIENT_GONE, TOO_LONG = 499, 504
+
+
+@dataclass
+class Server:
+    """One per process; `request.app.state.server`."""
+
+    limits: Limits
+    store: Store
+    models: dict[str, Served] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    """Tokens read, written, scored and reused."""
+    answered: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Requests by route and status."""
+
+    def __post_init__(self) -> None:
+        self.admission = Admission(self.limits.lanes + self.limits.waiting)
+
+    def model(self, name: str | None, memory: str | None = None) -> Served:
+        """The model of this name; by default the one that made the memory, or the first."""
+        if name is not None:
+            if name not in self.models:
+                known = ", ".join(self.models)
+                raise RequestError(
+                    404, f"there is no model '{name}'{did_you_mean(name, self.models)}: known are {known}"
+                )
+            return self.models[name]
+        if memory is None:
+            return next(iter(self.models.values()))
+        return self.model_of(self.store.get(memory.split("@")[0]))
+
+    def model_of(self, memory: Memory) -> Served:
+        for model in self.models.values():
+            if model.engine.fingerprint() == memory.model_hash:
+                return model
+        raise RequestError(
+            409,
+            f"memory '{memory.name}' belongs to model '{memory.model_name}', which is not served here: a memory can be "
+            "used only with the weights that made it",
+        )
+
+    async def state_of(self, model: Served, memory: str | None) -> SessionState:
+        """Where a memory stands; without one, the beginning of a document."""
+        if memory is None:
+            return model.session().state
+        return await asyncio.to_thread(self.store.load, memory, model)
+
+    async def read_prompt(self, model: Served, state: SessionState, tokens: Tokens) -> tuple[SessionState, int]:
+        """The state after these tokens, and how many of them had been read before, for a memory that is kept."""
+        reused = 0
+        if state.position == 0 and (found := await asyncio.to_thread(self.store.find_prefix, model, [tokens])):
+            with suppress(BlockRecurrentError, OSError):  # deleted meanwhile: then it is read again
+                state = await asyncio.to_thread(self.store.load_place, found[0].places[-1], model)
+                reused = found[0].places[-1].position
+        reading = Reading(model, state)
+        await reading.add(tokens[reused:])
+        self.counts["read"] += len(tokens) - reused
+        self.counts["reused"] += reused
+        return await reading.finish(), reused
+
+
+async def while_wanted(request: Request, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives, unless the client goes away or the time is over."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if gone.done():
+            raise RequestError(CLIENT_GONE, "the client has gone")
+        raise RequestError(TOO_LONG, f"the request took longer than {seconds} seconds, which is the most")
+    finally:
+        await _cancelled(task, gone)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancelled(*tasks: Awaitable[Any]) -> None:
+    for task in tasks:
+        if isinstance(task, asyncio.Future):
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def event_stream(events: AsyncGenerator[dict[str, Any]], seconds: float, described: Any) -> StreamingResponse:
+    """Server-sent events, with an error as the last one if something goes wrong. A client who goes away ends it."""
+
+    async def lines() -> AsyncIterator[str]:
+        try:
+            async with asyncio.timeout(seconds):
+                async for event in events:
+                    yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
+                yield "data: [DONE]\n\n"
+        except TimeoutError:
+            body = error_body(TOO_LONG, f"the request took longer than {seconds} seconds, which is the most")
+            yield f"data: {json.dumps(body)}\n\n"
+        except BlockRecurrentError as error:
+            yield f"data: {json.dumps(described(error))}\n\n"
+        finally:
+            await events.aclose()
+
+    return StreamingResponse(lines(), media_type="text/event-stream", headers={"cache-control": "no-store"})

@@ -1,0 +1,268 @@
+"""Runs, checkpoints and prepared data that were changed, planted or poisoned."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from block_recurrent.checkpoint import find_checkpoint, list_checkpoints, verify
+from block_recurrent.checkpoint.folders import _RULES, FORMAT
+from block_recurrent.checkpoint.sharded import SHARDED, read_sharded_weights
+from block_recurrent.cli.main import main
+from block_recurrent.data import Corpus, LaneStream
+from block_recurrent.errors import BlockRecurrentError, CheckpointError, ConfigError, FileFormatError
+from block_recurrent.inference.session_file import read_memory_file
+from block_recurrent.io import door
+from block_recurrent.run_config import RunConfig, TrainConfig, read_toml
+from block_recurrent.train.state import check_resumable
+from tests.security.made import flip, train_arguments
+
+RUN = "rec-fixed-skip"
+
+
+def one_line(capsys) -> str:
+    error = capsys.readouterr().err
+    lines = [line for line in error.splitlines() if line.startswith("brt: error: ")]
+    assert len(lines) == 1, error
+    assert "Traceback" not in error
+    return lines[0]
+
+
+def reseal(path: Path) -> None:
+    """The manifest of a checkpoint anew, as somebody would who plants something."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest.pop("sha256")
+    manifest["files"] = door.list_files(path)
+    (path / "manifest.json").write_text(door.seal_json(json.dumps(manifest)))
+
+
+class _RunsCode:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+def test_code_planted_beside_a_checkpoint_is_refused_and_not_run(files, tmp_path, capsys):
+    newest = list_checkpoints(files / RUN)[-1]
+    (newest / SHARDED).mkdir()
+    (newest / SHARDED / ".metadata").write_bytes(pickle.dumps(_RunsCode(tmp_path / "ran")))
+    with pytest.raises(CheckpointError, match=r"does not list sharded/\.metadata"):
+        verify(newest)
+    assert main(train_arguments(files, RUN, 3)) == 0, "the checkpoint before is used"
+    assert "does not list sharded/.metadata" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_index_that_names_code_is_refused_even_where_it_is_listed(files, tmp_path):
+    newest = list_checkpoints(files / RUN)[-1]
+    (newest / SHARDED).mkdir()
+    (newest / SHARDED / ".metadata").write_bytes(pickle.dumps(_RunsCode(tmp_path / "ran")))
+    (newest / "model.safetensors").unlink()
+    reseal(newest)
+    verify(newest)
+    with pytest.raises(FileFormatError, match="which is no part of an index of tensors"):
+        read_sharded_weights(newest)
+    assert main(["score", str(files / RUN), str(files / "text.txt")]) == 0, "the checkpoint before is used"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_every_bit_of_a_manifest_counts(files):
+    newest = list_checkpoints(files / RUN)[-1]
+    path = newest / "manifest.json"
+    for position in range(path.stat().st_size):
+        for bit in range(8):
+            flip(path, position, 1 << bit)
+            with pytest.raises(FileFormatError):
+                door.read_manifest(path, FORMAT, {1: _RULES, 2: _RULES})
+            flip(path, position, 1 << bit)
+    verify(newest)
+
+
+def test_a_damaged_manifest_does_not_stop_a_command_that_has_another_checkpoint(files, capsys):
+    newest = list_checkpoints(files / RUN)[-1]
+    path = newest / "manifest.json"
+    path.write_text(path.read_text().replace('"version"', '"wersion"'))
+    assert main(["score", str(files / RUN), str(files / "text.txt")]) == 0
+    assert "using step 1 instead" in capsys.readouterr().err
+    assert main(train_arguments(files, RUN, 3)) == 0
+
+
+@pytest.mark.parametrize("name", ["optimizer.safetensors", "memory-00000-of-00001.safetensors", "model.safetensors"])
+def test_a_poisoned_checkpoint_is_passed_over(files, name, capsys):
+    newest = list_checkpoints(files / RUN)[-1]
+    tensors = load_file(newest / name)
+    first = next(key for key, x in tensors.items() if x.is_floating_point())
+    tensors[first] = tensors[first] * torch.nan
+    save_file(tensors, newest / name)
+    reseal(newest)
+    with pytest.raises(CheckpointError, match="not finite"):
+        check_resumable(newest)
+    assert main(train_arguments(files, RUN, 3)) == 0
+    assert "not finite; using step 1 instead" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["optimizer", "memory", "weights"])
+def test_nothing_that_is_not_finite_becomes_a_checkpoint(files, what, monkeypatch, capsys):
+    from block_recurrent.train.loop import Trainer
+
+    one_step = Trainer.one_step
+
+    def poisoned(self, reporter, stop):
+        done = one_step(self, reporter, stop)
+        snapshot = self.state
+        if what == "optimizer":
+            next(iter(snapshot.optimizer.state.values()))["momentum"].fill_(torch.inf)
+        elif what == "memory":
+            snapshot.memories[0].layers[0].keys.fill_(torch.nan)
+        else:
+            next(snapshot.model.parameters()).data.fill_(torch.nan)
+        return done
+
+    monkeypatch.setattr(Trainer, "one_step", poisoned)
+    monkeypatch.setattr(Trainer, "_evaluates", lambda self, is_last: False)
+    before = [path.name for path in list_checkpoints(files / RUN)]
+    assert main(train_arguments(files, RUN, 4)) == 1
+    assert "not finite" in one_line(capsys)
+    assert [path.name for path in list_checkpoints(files / RUN)] == before
+
+
+def test_there_is_a_checkpoint_before_the_first_validation(files, monkeypatch, capsys):
+    from block_recurrent.train.validation import Validator
+
+    def crash(self, module):
+        raise CheckpointError("validation crashed")
+
+    shutil.rmtree(files / RUN)
+    monkeypatch.setattr(Validator, "__call__", crash)
+    arguments = [*train_arguments(files, RUN), "--set", "train.save_every=0", "--set", "eval.every=1"]
+    assert main(arguments) == 1
+    found, _ = find_checkpoint(files / RUN)
+    assert found is not None
+    assert found.step == 1
+    monkeypatch.undo()
+    assert main(arguments) == 0
+
+
+def test_an_edited_configuration_is_found_and_named(files, capsys):
+    path = files / RUN / "config.toml"
+    path.write_text(path.read_text().replace("learning_rate = 1.0", "learning_rate = 2.0"))
+    for arguments in (["score", str(files / RUN), str(files / "text.txt")], ["train", "--out", str(files / RUN)]):
+        assert main(arguments) == 2
+        assert "config.toml' was edited after it was written" in one_line(capsys)
+    assert main(train_arguments(files, RUN, 3)) == 2
+    copy = files / "copy.toml"
+    shutil.copy(path, copy)
+    assert main(["train", "--config", str(copy), "--out", str(files / "another"), "--steps", "1"]) == 0
+
+
+def test_a_flipped_tokenizer_is_found(files, capsys):
+    config = RunConfig.from_dict(read_toml(files / RUN / "config.toml"))
+    config = config.replace("data", tokenizer="0" * 64)
+    (files / RUN / "config.toml").write_text(config.to_toml())
+    assert main(["score", str(files / RUN), str(files / "text.txt")]) == 1
+    assert "the tokenizer of" in one_line(capsys)
+
+
+def test_a_run_resumes_by_its_folder_alone(files, capsys):
+    assert main(["train", "--out", str(files / RUN), "--steps", "3"]) == 0
+    assert list_checkpoints(files / RUN)[-1].name == "step-00000003"
+    assert main(["train", "--out", str(files / RUN), "--steps", "1"]) == 0
+    assert "nothing to do: step 3 is done, and --steps is 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["data/\N{GRINNING FACE}", 'a "quoted" \\ path', "x\x7fy\ttab"])
+def test_any_path_can_be_written_and_read_again(path, tmp_path):
+    config = RunConfig.from_dict({"data": {"path": path}, "model": {"window": 8, "segment": 16}})
+    (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    assert RunConfig.from_dict(read_toml(tmp_path / "config.toml", sealed=True)) == config
+
+
+def test_what_can_not_be_written_is_refused():
+    with pytest.raises(ConfigError, match="finite"):
+        TrainConfig(clip=float("inf"))
+    with pytest.raises(ConfigError, match="UTF-8"):
+        RunConfig.from_dict({"data": {"path": "\udcff"}})
+
+
+def test_a_folder_of_other_files_is_no_run(files, tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("mine")
+    arguments = [*train_arguments(files, RUN), "--out", str(tmp_path / "mine")]
+    assert main(arguments) == 1
+    assert "holds 'thesis.txt' and is not a run's folder" in one_line(capsys)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_a_model_that_no_machine_holds_leaves_nothing_behind(files, tmp_path, capsys):
+    arguments = [*train_arguments(files, RUN), "--out", str(tmp_path / "huge"), "--set", "model.d_model=100000000"]
+    assert main(arguments) == 2
+    assert "the weights alone need" in one_line(capsys)
+    assert not (tmp_path / "huge" / "config.toml").exists()
+
+
+@pytest.mark.parametrize("mask", [1, 0x80])
+def test_a_flipped_token_is_found_by_training_and_scoring(files, mask, capsys):
+    for split, arguments in {
+        "train": train_arguments(files, RUN, 4),
+        "test": ["eval", str(files / RUN), "--data", str(files / "data")],
+    }.items():
+        for document in Corpus(files / "data").documents(split):
+            flip(files / "data" / f"{split}.bin", 2 * document.offset + 100, mask)
+        assert main(arguments) == 1
+        error = one_line(capsys)
+        assert f"{split}.bin' is damaged: the tokens of '{split}/" in error
+
+
+def test_a_stream_reads_each_token_file_once_for_its_hash(files, monkeypatch):
+    from block_recurrent.data.corpus import corpus as module
+
+    calls = []
+    whole = module._is_whole
+
+    def counted(document, tokens):
+        calls.append(document.name)
+        return whole(document, tokens)
+
+    monkeypatch.setattr(module, "_is_whole", counted)
+    corpus = Corpus(files / "data")
+    for _ in range(2):
+        list(LaneStream(corpus, "train", 2, 64, one_pass=True))
+    assert sorted(calls) == [f"train/{number}.txt" for number in range(4)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10])
+def test_a_small_folder_gets_every_split_or_a_warning(count, tmp_path, capsys):
+    books = tmp_path / "books"
+    books.mkdir()
+    for number in range(count):
+        (books / f"book-{number}.txt").write_text(f"text {number}\n" * 20)
+    assert main(["data", "prepare", str(books), "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    corpus = Corpus(tmp_path / "out")
+    for split in ("train", "validation", "test"):
+        assert corpus.documents(split) or f"warning: no document fell to {split}" in said
+    if count >= 3:
+        assert "warning" not in said
+
+
+def test_a_name_with_half_a_character_is_prepared(tmp_path):
+    (tmp_path / "records.jsonl").write_text('{"name": "half \\ud83d", "text": "one"}\n{"name": "b", "text": "two"}\n')
+    assert main(["data", "prepare", str(tmp_path / "records.jsonl"), "--out", str(tmp_path / "out")]) == 0
+    assert len(Corpus(tmp_path / "out").manifest["documents"]) == 2
+
+
+def test_a_pipe_is_no_source(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["data", "prepare", str(tmp_path / "pipe"), "--out", str(tmp_path / "out")]) == 2
+    assert "is no regular file" in one_line(capsys)
+    with pytest.raises(BlockRecurrentError):
+        read_memory_file(tmp_path / "pipe")

@@ -1,0 +1,211 @@
+"""What commands write: nothing of the user's is replaced or lost, and no text of others commands the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from block_recurrent.cli.main import COMMANDS, _Terminal, main
+from block_recurrent.errors import printable
+from block_recurrent.inference.session_file import read_memory_file
+from tests.security.made import TEXT
+
+RUN = "rec-fixed-skip"
+BRT = [sys.executable, "-m", "block_recurrent"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tokenizer", "train", "--vocab-size", "512", "--out", "BOOK", "books"],
+        ["export", RUN, "--out", "BOOK"],
+        ["eval", RUN, "--data", "data", "--json", "BOOK"],
+        ["eval", RUN, "--data", "data", "--per-token", "BOOK.csv"],
+        ["headroom", RUN, "--data", "data", "--json", "BOOK"],
+        ["inspect", RUN, "text.txt", "--json", "BOOK"],
+        ["score", RUN, "text.txt", "--json", "BOOK"],
+        ["data", "info", "data", "--json", "BOOK"],
+        ["presets", "--json", "BOOK"],
+        ["doctor", "--json", "BOOK"],
+        ["memory", "info", f"{RUN}.memory", "--json", "BOOK"],
+        ["bench", "data", "--markdown", "BOOK"],
+        ["write", RUN, "--tokens", "3", "--log-probs", "BOOK"],
+        ["write", RUN, "--tokens", "3", "--save", "BOOK"],
+        ["read", RUN, "text.txt", "--memory", "BOOK"],
+        ["read", RUN, "text.txt", "--memory", f"{RUN}.memory"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]) + arguments[-2],
+)
+def test_a_file_that_exists_is_not_replaced(arguments, files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    for name in ("BOOK", "BOOK.csv"):
+        Path(name).write_text("my book")
+    before = Path(f"{RUN}.memory").read_bytes()
+    assert main(arguments) in (1, 2)
+    assert "exists" in capsys.readouterr().err
+    assert Path("BOOK").read_text() == Path("BOOK.csv").read_text() == "my book"
+    assert Path(f"{RUN}.memory").read_bytes() == before
+
+
+def test_overwrite_replaces(files, capsys):
+    out = files / "scores.json"
+    for more in ([], ["--overwrite"]):
+        assert main(["score", str(files / RUN), str(files / "text.txt"), "--json", str(out), *more]) == 0
+    assert json.loads(out.read_text())["tokens"] > 0
+    assert main(["score", str(files / RUN), str(files / "text.txt"), "--json", "nowhere/x.json"]) == 2
+
+
+def test_a_memory_can_be_gone_on_from_into_its_own_file(files):
+    memory = str(files / f"{RUN}.memory")
+    assert main(["read", str(files / RUN), str(files / "text.txt"), "--from", memory, "--memory", memory]) == 0
+
+
+def test_a_device_stays_a_device(files):
+    assert main(["score", str(files / RUN), str(files / "text.txt"), "--json", "/dev/null"]) == 0
+    assert not Path("/dev/null").is_file()
+
+
+def test_json_is_one_option_with_snake_case_keys(files, capsys):
+    def keys(value):
+        if isinstance(value, dict):
+            yield from value
+            for each in value.values():
+                yield from keys(each)
+        elif isinstance(value, list):
+            for each in value:
+                yield from keys(each)
+
+    for arguments in (["memory", "info", str(files / f"{RUN}.memory")], ["data", "info", str(files / "data")]):
+        assert main([*arguments, "--json"]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert main([*arguments, "--json", "-"]) == 0
+        assert json.loads(capsys.readouterr().out) == printed
+        assert all(key == key.lower() and " " not in key for key in keys(printed))
+
+
+def test_memory_info_of_another_text_fails(files, capsys):
+    other = files / "other.txt"
+    other.write_text("another text")
+    memory = str(files / f"{RUN}.memory")
+    assert main(["memory", "info", memory, "--text", str(other)]) == 1
+    assert "is the memory of another text" in capsys.readouterr().err
+    assert main(["memory", "info", memory, "--text", str(files / "text.txt")]) == 0
+
+
+def test_standard_input_is_a_text(files, monkeypatch, capsys):
+    class Stdin:
+        buffer = io.BytesIO((files / "text.txt").read_bytes())
+
+    assert main(["score", str(files / RUN), str(files / "text.txt"), "--json"]) == 0
+    by_name = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", Stdin)
+    assert main(["score", str(files / RUN), "-", "--json"]) == 0
+    assert capsys.readouterr().out == by_name
+    Stdin.buffer.seek(0)
+    assert main(["read", str(files / RUN), "-", "--memory", str(files / "new.memory")]) == 0
+    mine, other = read_memory_file(files / "new.memory"), read_memory_file(files / f"{RUN}.memory")
+    assert mine.text_hash == other.text_hash
+    assert mine.state.memory.equals(other.state.memory, 1e-5)
+
+
+def test_control_characters_do_not_reach_a_terminal(capsys):
+    assert printable("a\x1b[2Jb\rc\r\nd\x9b\te") == "a\\x1b[2Jb\\x0dc\r\nd\\x9b\te"
+    stream = io.StringIO()
+    print("name\x1b]0;owned\x07", file=_Terminal(stream))
+    assert "\x1b" not in stream.getvalue()
+    assert main(["data", "info", "no\x1b[31mwhere"]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["trian"], "did you mean 'train'?"),
+        (["train", "--setps", "3"], "did you mean '--steps'?"),
+        (["data", "prepair"], "did you mean 'prepare'?"),
+        (["write", "run", "--temprature", "1"], "did you mean '--temperature'?"),
+    ],
+)
+def test_what_may_have_been_meant(arguments, hint, capsys):
+    with contextlib.suppress(SystemExit):
+        assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert hint in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_by_either_way(name, capsys):
+    for arguments in (["help", name], [name, "--help"]):
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+        assert left.value.code == 0
+    first, second = capsys.readouterr().out.split("usage: ")[1:]
+    assert first.strip() == second.strip()
+
+
+def _start(arguments, **options):
+    return subprocess.Popen([*BRT, *map(str, arguments)], stderr=subprocess.PIPE, text=True, **options)
+
+
+def test_output_to_a_full_device_and_an_ascii_terminal(files):
+    text = files / "Ж.txt"
+    text.write_text(TEXT + "Ж")
+    with open("/dev/full", "w") as full:
+        done = _start(["presets"], stdout=full)
+        error = done.communicate(timeout=120)[1]
+    assert done.returncode == 1
+    assert error == "brt: error: No space left on device\n"
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = _start(["data", "prepare", text, "--out", files / "out", "--tokenizer", files / "Ж.model"], env=plain)
+    error = done.communicate(timeout=120)[1]
+    assert done.returncode == 2
+    assert "Traceback" not in error
+
+
+def test_ctrl_c_keeps_what_was_read_and_written(files):
+    long = files / "long.txt"
+    long.write_text(TEXT * 40_000)
+    memory = files / "long.memory"
+    reading = _start(["read", files / RUN, long, "--memory", memory], stdout=subprocess.PIPE)
+    time.sleep(15)
+    reading.send_signal(signal.SIGINT)
+    out, error = reading.communicate(timeout=120)
+    assert reading.returncode == 130, error
+    if "tokens in" in out:  # it had begun to read
+        assert memory.is_file()
+        assert "stopped: to go on, read the text from byte" in error
+    assert "Traceback" not in error
+    written = files / "written.memory"
+    endless = ["write", files / RUN, "--tokens", 10_000_000, "--go-on", "--save", written]
+    writing = _start(endless, stdout=subprocess.PIPE)
+    assert writing.stdout is not None
+    writing.stdout.read(1)
+    writing.send_signal(signal.SIGINT)
+    _, error = writing.communicate(timeout=120)
+    assert writing.returncode == 130
+    assert written.is_file()
+    assert "Traceback" not in error
+
+
+def test_ctrl_c_while_starting_is_one_line(files, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+    assert main(["score", str(files / RUN), str(files / "text.txt")]) == 130
+    assert capsys.readouterr().err == "brt: stopped\n"
+
+
+def test_beams_without_end_are_refused(files, capsys):
+    assert main(["write", str(files / RUN), "--beams", "100000"]) == 2
+    assert "to 1024" in capsys.readouterr().err

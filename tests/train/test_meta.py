@@ -1,0 +1,115 @@
+"""A training step on tensors without data: nothing waits for a GPU, products are in bfloat16, and little is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from block_recurrent import BlockRecurrentLM
+from block_recurrent.data import Segment
+from block_recurrent.model.memory import DocumentMemory
+from block_recurrent.ops import triton
+from block_recurrent.ops.precision import MetaAutocast, product_dtype
+from block_recurrent.presets import preset
+from block_recurrent.runtime import Runtime
+from block_recurrent.train.dry_run import activation_bytes
+from block_recurrent.train.loop import Trainer
+from block_recurrent.train.loss import SegmentsLoss
+from block_recurrent.train.meta import SavedBytes, Trace, trace_step
+from block_recurrent.train.optimizer import make_optimizer
+from block_recurrent.train.step import Updater
+
+# Kernels of forward and backward pass at 160m with one lane: no more than this (results/kernel-counts.md).
+MOST_KERNELS = {
+    "slide-plus": 952,
+    "rec-fixed-skip": 1379,
+    "rec-lstm-dual": 1900,
+    "feedback-fixed-skip": 6500,
+    "memorizing": 920,
+}
+MOST_SAVED = {"slide-plus": 2.6, "rec-fixed-skip": 2.6, "rec-lstm-dual": 2.9, "feedback-fixed-skip": 3.4}
+"""GiB."""
+
+
+def test_every_system_trains_without_waiting(system):
+    """Reading a number, `nonzero` and a branch on a tensor are errors on this device."""
+    trace = trace_step(preset(system, "micro", vocab_size=50), lanes=2)
+    assert trace.forward.waits == trace.backward.waits == []
+    assert trace.forward.kernels
+    assert trace.backward.kernels
+
+
+@pytest.mark.skipif(not triton.INSTALLED, reason="triton is not installed (Linux only)")
+@pytest.mark.parametrize("name", MOST_KERNELS)
+def test_the_budget_at_160m(name):
+    trace = trace_step(preset(name, "160m", vocab_size=32000))
+    assert trace.forward.waits == trace.backward.waits == []
+    products = trace.forward.products + trace.backward.products
+    assert max((flops for dtype, flops in products if dtype == torch.float32), default=0) <= 1e9
+    assert sum((trace.forward.kernels + trace.backward.kernels).values()) <= MOST_KERNELS[name]
+    assert trace.saved_bytes <= MOST_SAVED.get(name, 1.0) * 2**30
+
+
+class Host(Trace):
+    """Copies to the CPU give zeros, and are counted."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default and (kwargs or {}).get("device") == torch.device("cpu"):
+            self.waits.append("to the host")
+            return torch.zeros(args[0].shape, dtype=args[0].dtype)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@pytest.mark.parametrize("name", ["slide-plus", "rec-fixed-skip", "feedback-fixed-skip", "memorizing"])
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
+def test_an_update_waits_once(make_config, name, optimizer):
+    """Forward, backward, checks, clipping and the optimizer's step."""
+    config = make_config(name, **{"optimizer.name": optimizer, "train.clip": 1.0, "train.accumulate": 2})
+    with torch.device("meta"):
+        model = BlockRecurrentLM(config.model)
+    runtime = Runtime(torch.device("meta"), torch.bfloat16)
+    updater = Updater(config, runtime, model, SegmentsLoss(model), make_optimizer(model, config.optimizer))
+    lanes, length = 4, config.model.segment
+    tokens = np.zeros((lanes, length), dtype=np.int64)
+    segment = Segment(tokens, tokens, np.ones_like(tokens, dtype=bool), np.zeros(lanes, dtype=bool), tokens)
+    memories = [DocumentMemory.empty(config.model, 2, "meta") for _ in range(2)]
+    with Host() as host:
+        update, memories = updater.update(1, 10, [segment], memories)
+        update, memories = updater.update(2, 10, [segment], memories)
+    assert host.waits == ["to the host"] * 2
+    assert update.nats.shape == (lanes, length)
+
+
+@pytest.mark.parametrize("name", ["slide", "rec-lstm-dual", "feedback-fixed-skip"])
+def test_the_estimate_is_what_a_step_keeps(make_config, name):
+    """Of the lanes of a real step, on this CPU."""
+    config = make_config(name)
+    trainer = Trainer(config, Runtime(torch.device("cpu"), torch.float32))
+    with trainer.stream, SavedBytes(trainer.state.model) as saved:
+        trainer.update(1, trainer.next_segments())
+    estimate = activation_bytes(config, trainer.runtime, config.train.lanes)
+    assert estimate == pytest.approx(saved.total, rel=0.1)
+
+
+def test_a_copy_that_waits_is_seen():
+    with Trace() as trace:
+        torch.ones(3).to("meta", non_blocking=True)
+        assert trace.waits == []
+        torch.ones(3).to("meta")
+    assert len(trace.waits) == 1
+
+
+def test_autocast_without_data():
+    """As on a GPU: products in the lower precision, parameters cast once, nothing else."""
+    weight = torch.empty(8, 8, device="meta", requires_grad=True)
+    x = torch.empty(2, 8, device="meta")
+    with Trace() as trace, MetaAutocast(torch.bfloat16):
+        assert product_dtype(x) == torch.bfloat16
+        first, second = x @ weight, x @ weight
+        assert (x + x).dtype == torch.float32
+    assert first.dtype == second.dtype == torch.bfloat16
+    assert [dtype for dtype, _ in trace.products] == [torch.bfloat16] * 2
+    assert trace.products[0][1] == 2 * 2 * 8 * 8
+    assert trace.kernels["_to_copy"] == 3
+    assert product_dtype(x) == torch.float32
