@@ -71,11 +71,14 @@ class DataConfig(Section):
     """Hash of its documents and tokenizer; filled in by the run."""
     tokenizer: str = ""
     """SHA-256 of its tokenizer; filled in by the run."""
+    excerpt: int = 0
+    """Tokens of the excerpts that training documents are read in, in random order, each with an empty memory at its
+    start; a multiple of model.segment. 0 is whole documents."""
     prefetch: int = 2
     """Steps that are built ahead."""
 
     def check(self) -> None:
-        self.at_least(0, "prefetch")
+        self.at_least(0, "excerpt", "prefetch")
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def corpus_task(config: RunConfig, runtime: Runtime) -> Task:
     corpus, segment = Corpus(config.data.path), config.model.segment
     stream = LaneStream(
         corpus, "train", config.train.lanes, segment, config.train.seed, runtime.rank, runtime.world,
-        prefetch=config.data.prefetch,
+        excerpt=config.data.excerpt, prefetch=config.data.prefetch,
     )  # fmt: skip
     evaluate = Validator(corpus, config, runtime) if corpus.documents(SPLIT) else None
     return Task(stream, corpus.tokenizer, corpus.fingerprint, evaluate)

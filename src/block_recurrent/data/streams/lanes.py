@@ -35,6 +35,9 @@ class TokenDocuments(Protocol):
 class LaneStream(SegmentStream):
     """An endless iterator of segments over a split, or with `one_pass` each document once and then an end.
 
+    With `excerpt`, a document is read in pieces of that many tokens, which are shuffled like documents: each starts with
+    an empty memory. Lanes then change documents often, so that what a document repeats is for the memory to learn.
+
     `lanes` counts all ranks; rank r of `world` gets the r-th share, and the stream of all lanes is the same for any
     world. Segments are built ahead in a thread; `close` (or leaving a with-block) ends it.
     """
@@ -50,9 +53,12 @@ class LaneStream(SegmentStream):
         world: int = 1,
         *,
         one_pass: bool = False,
+        excerpt: int = 0,
         prefetch: int = 2,
     ) -> None:
         _check_sizes(lanes, segment, seed, rank, world)
+        if excerpt < 0 or excerpt % segment:
+            raise DataError(f"an excerpt of {excerpt} tokens must be a multiple of the segment, {segment} (0: none)")
         self._corpus, self._split = corpus, split
         self._lengths = corpus.lengths(split)
         if len(self._lengths) == 0:
@@ -66,7 +72,7 @@ class LaneStream(SegmentStream):
             "segment": segment,
             "seed": seed,
             "one_pass": one_pass,
-        }
+        } | ({"excerpt": excerpt} if excerpt else {})
         self._ahead: Prefetcher[Segment] | None = None
         self._cursor = _cursor_of(self._new_schedule(), self._identity)
 
@@ -95,7 +101,8 @@ class LaneStream(SegmentStream):
 
     def _new_schedule(self) -> LaneSchedule:
         who = self._identity
-        return LaneSchedule(self._lengths, who["lanes"], self._segment, who["seed"], who["one_pass"])
+        excerpt = who.get("excerpt", 0) // self._segment
+        return LaneSchedule(self._lengths, who["lanes"], self._segment, who["seed"], who["one_pass"], excerpt)
 
     def _schedule_at(self, state: Cursor) -> LaneSchedule:
         for key, here in self._identity.items():
@@ -108,11 +115,11 @@ class LaneStream(SegmentStream):
             schedule.positions = [position and Position(*map(int, position)) for position in state["places"]]
             lanes_agree = len(schedule.positions) == self._identity["lanes"]
             in_range = all(0 <= at.document < len(self._lengths) for at in schedule.positions if at) and all(
-                0 <= at.segment < schedule.segments[at.document] for at in schedule.positions if at
+                0 <= at.segment <= schedule.last[at.document] for at in schedule.positions if at
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"this state of a stream is damaged: {error!r}") from None
-        if not (lanes_agree and in_range and 0 <= schedule.taken <= len(self._lengths)):
+        if not (lanes_agree and in_range and 0 <= schedule.taken <= schedule.size):
             raise DataError("this state of a stream is damaged: it points outside the documents")
         return schedule
 
@@ -132,16 +139,32 @@ class LaneSchedule:
     simulates all lanes, so ranks agree without talking, and the schedule does not depend on how many there are.
     """
 
-    def __init__(self, lengths: NDArray[np.int64], lanes: int, segment: int, seed: int, one_pass: bool) -> None:
+    def __init__(
+        self, lengths: NDArray[np.int64], lanes: int, segment: int, seed: int, one_pass: bool, excerpt: int = 0
+    ) -> None:
         # A document has one position more than tokens: the mark that ends it is predicted too.
-        self.segments = -(-(lengths + 1) // segment)
+        segments = -(-(lengths + 1) // segment)
         self.seed = seed
         self.one_pass = one_pass
         self.epoch = 0
-        self.taken = 0  # documents taken from this epoch's queue
+        self.taken = 0  # documents (or excerpts) taken from this epoch's queue
         self.positions: list[Position | None] = [None] * lanes  # of each lane, next; None: it takes from the queue
-        self._last = (self.segments - 1).tolist()
+        self.last = (segments - 1).tolist()  # segment of each document
+        self._excerpt = excerpt or int(segments.max())  # segments
+        excerpts = -(-segments // self._excerpt)
+        self._documents = np.repeat(np.arange(len(segments)), excerpts)
+        self._firsts = (np.arange(len(self._documents)) - np.repeat(excerpts.cumsum() - excerpts, excerpts)) * self._excerpt
+        self._segments = np.minimum(segments[self._documents] - self._firsts, self._excerpt)
         self._queue = self._order(0)
+
+    @property
+    def size(self) -> int:
+        """Documents, or excerpts, of an epoch."""
+        return len(self._segments)
+
+    def starts(self, position: Position | None) -> bool:
+        """Whether a document or an excerpt begins here."""
+        return position is not None and position.segment % self._excerpt == 0
 
     def next_step(self) -> list[Position | None]:
         """What each lane reads at this step (None: it rests), and moves on."""
@@ -150,9 +173,10 @@ class LaneSchedule:
         return now
 
     def _after(self, position: Position | None) -> Position | None:
-        if position is None or position.segment == self._last[position.document]:
+        if position is None or position.segment == self.last[position.document]:
             return None
-        return Position(position.document, position.segment + 1)
+        after = Position(position.document, position.segment + 1)
+        return None if self.starts(after) else after
 
     def _take(self) -> Position | None:
         if self.taken == len(self._queue):
@@ -160,7 +184,8 @@ class LaneSchedule:
                 return None
             self.move_to(self.epoch + 1, 0)
         self.taken += 1
-        return Position(int(self._queue[self.taken - 1]), 0)
+        excerpt = self._queue[self.taken - 1]
+        return Position(int(self._documents[excerpt]), int(self._firsts[excerpt]))
 
     def move_to(self, epoch: int, taken: int) -> None:
         """Goes to a place in an epoch's queue."""
@@ -171,20 +196,24 @@ class LaneSchedule:
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if self.one_pass:
             # Longest first: the lanes of a pass end as close together as a simple rule can bring them.
-            return np.argsort(-self.segments, kind="stable")
-        chance = np.random.Generator(np.random.PCG64([self.seed, epoch])).random(len(self.segments))
-        steps = self.segments.sum() / len(self.positions)
-        latest = np.maximum(steps - LATEST_START * self.segments, 0)
+            return np.argsort(-self._segments, kind="stable")
+        chance = np.random.Generator(np.random.PCG64([self.seed, epoch])).random(self.size)
+        steps = self._segments.sum() / len(self.positions)
+        latest = np.maximum(steps - LATEST_START * self._segments, 0)
         return np.lexsort((chance, np.minimum(chance * steps, latest)))
 
 
 def _segments(corpus: TokenDocuments, schedule: LaneSchedule, lanes: range, identity: Cursor) -> Iterator[Segment]:
     # Not a method: the thread that runs this must not keep the stream alive.
     while any(positions := schedule.next_step()):
-        yield _read([positions[lane] for lane in lanes], corpus, _cursor_of(schedule, identity))
+        mine = [positions[lane] for lane in lanes]
+        starts = np.array([schedule.starts(position) for position in mine], np.bool_)
+        yield _read(mine, starts, corpus, _cursor_of(schedule, identity))
 
 
-def _read(positions: list[Position | None], corpus: TokenDocuments, cursor: Cursor) -> Segment:
+def _read(
+    positions: list[Position | None], starts: NDArray[np.bool_], corpus: TokenDocuments, cursor: Cursor
+) -> Segment:
     segment = cursor["segment"]
     shape = (len(positions), segment)
     inputs, targets = np.full(shape, corpus.eos_token_id), np.full(shape, corpus.eos_token_id)
@@ -200,7 +229,6 @@ def _read(positions: list[Position | None], corpus: TokenDocuments, cursor: Curs
             first = 1 if begin == 0 else 0
             behind = text[begin - 1 + first : begin + len(ahead)][: segment - first]
             inputs[lane, first : first + len(behind)] = behind
-    starts = np.array([position is not None and position.segment == 0 for position in positions], np.bool_)
     return Segment(inputs, targets, mask, starts, cursor)
 
 
