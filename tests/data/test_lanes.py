@@ -156,6 +156,52 @@ def test_resume_continues_the_same_stream_in_any_world(
             np.testing.assert_array_equal(a, b)
 
 
+@given(lengths, sizes, st.integers(1, 3), st.integers(0, 20))
+@settings(deadline=None, max_examples=100)
+def test_excerpts_are_read_once_an_epoch_and_resume(
+    document_lengths: list[int], shape: tuple[int, int, int], excerpt: int, at: int
+) -> None:
+    texts, segment = Texts(document_lengths), shape[2]
+    length = excerpt * segment
+    cut = [
+        (index, begin) for index, n in enumerate(document_lengths) for begin in range(0, n + 1, length)
+    ]  # every document has a mark after its last token
+    all_streams = streams(texts, *shape, excerpt=length)
+    whole: list[list[np.ndarray]] = []
+    cursors, started = [all_streams[0].state_dict()], []
+    while len(started) < len(cut):
+        ranks = tuple(next(stream) for stream in all_streams)
+        whole.append(all_lanes(ranks))
+        cursors.append(ranks[0].cursor)
+        tokens, targets, _, starts = whole[-1]
+        for lane in np.flatnonzero(starts):
+            started.append((int(tokens[lane, 0]), int(targets[lane, 0])))
+    expected = []
+    for index, begin in cut:
+        text = [MARK, *texts.tokens("train", index).tolist(), MARK]
+        expected.append((text[begin], text[begin + 1]))  # an excerpt starts with the token before it
+    assert sorted(started[: len(cut)]) == sorted(expected)
+
+    at = min(at, len(whole))
+    for stream in all_streams:
+        stream.load_state_dict(json.loads(json.dumps(cursors[at])))
+    for step in whole[at:]:
+        again = all_lanes(tuple(next(stream) for stream in all_streams))
+        for a, b in zip(step, again, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_state_of_whole_documents_does_not_fit_excerpts_and_an_old_one_is_of_whole_documents() -> None:
+    state = next(LaneStream(Texts([30, 7]), "train", 2, 4, prefetch=0)).cursor
+    assert state is not None
+    with pytest.raises(DataError, match="its excerpt is 0, here it is 8"):
+        LaneStream(Texts([30, 7]), "train", 2, 4, excerpt=8, prefetch=0).load_state_dict(state)
+    old = {key: value for key, value in state.items() if key != "excerpt"}
+    LaneStream(Texts([30, 7]), "train", 2, 4, prefetch=0).load_state_dict(old)
+    with pytest.raises(DataError, match="multiple of the segment, 4"):
+        LaneStream(Texts([30, 7]), "train", 2, 4, excerpt=6)
+
+
 @pytest.mark.parametrize("prefetch", [0, 1, 5])
 def test_the_state_is_that_of_the_used_step_not_of_the_prefetched(prefetch: int) -> None:
     texts = Texts([30, 7, 22])

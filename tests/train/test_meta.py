@@ -62,7 +62,7 @@ class Host(Trace):
 
 
 @pytest.mark.parametrize("name", ["slide-plus", "rec-fixed-skip", "feedback-fixed-skip", "memorizing"])
-@pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "muon"])
 def test_an_update_waits_once(make_config, name, optimizer):
     """Forward, backward, checks, clipping and the optimizer's step."""
     config = make_config(name, **{"optimizer.name": optimizer, "train.clip": 1.0, "train.accumulate": 2})

@@ -11,7 +11,8 @@ from torch import nn
 
 from block_recurrent import BlockRecurrentLM, preset
 from block_recurrent.run_config import OptimizerConfig
-from block_recurrent.train.optimizer import Adafactor, make_optimizer, set_rate
+from block_recurrent.train.muon import UPDATE_RMS, orthogonalised
+from block_recurrent.train.optimizer import Adafactor, linear_maps, make_optimizer, set_rate
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "adafactor.safetensors"
 NAMES = ("factored", "matrix", "vector", "zeros")
@@ -103,3 +104,34 @@ def test_gate_biases_have_a_rate_of_their_own(system: str, fast: int) -> None:
     sizes = [(group["lr"], len(group["params"])) for group in optimizer.param_groups]
     assert sum(count for rate, count in sizes if rate == pytest.approx(0.07)) == fast
     assert sum(count for _, count in sizes) == len(list(model.parameters()))
+
+
+def test_muon_updates_the_maps_and_adamw_the_rest() -> None:
+    model = BlockRecurrentLM(preset("rec-fixed-skip", "micro", 50))
+    optimizer = make_optimizer(model, OptimizerConfig(name="muon"))
+    maps = {id(p) for p in linear_maps(model)}
+    by_muon = {id(p) for group in optimizer.param_groups if group["muon"] for p in group["params"]}
+    everything = [p for group in optimizer.param_groups for p in group["params"]]
+    assert by_muon == maps
+    assert id(model.embedding.weight) not in maps
+    assert len(everything) == len(list(model.parameters()))
+
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    x = torch.randint(0, 50, (2, 64))
+    model.loss(x, x).sum.backward()
+    set_rate(optimizer, 0.01)
+    optimizer.step()
+    for name, p in model.named_parameters():
+        change = p.detach() - before[name]
+        assert change.abs().max() > 0, name
+        if id(p) in maps:  # the length of an update does not depend on that of the gradient
+            values = torch.linalg.svdvals(change) / (0.01 * UPDATE_RMS * max(p.shape) ** 0.5)
+            assert 0.6 < values.max() < 1.3, name
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 20), (2, 20, 8), (1, 5, 5)])
+def test_orthogonalised_keeps_the_singular_vectors(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    u, _, v = torch.linalg.svd(orthogonalised(x), full_matrices=False)
+    want_u, _, want_v = torch.linalg.svd(x, full_matrices=False)
+    assert torch.allclose(u @ v, want_u @ want_v, atol=1e-3)

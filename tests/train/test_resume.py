@@ -86,9 +86,10 @@ def test_every_family(
     [
         {"train.bptt": 2, "train.clip": 0.5, "schedule.kind": "cosine"},
         {"train.accumulate": 2, "optimizer.name": "adamw", "optimizer.weight_decay": 0.1},
+        {"optimizer.name": "muon", "data.excerpt": 128},
         {"train.checkpoint_activations": True, "optimizer.momentum": 0.0},
     ],
-    ids=["bptt", "accumulate-adamw", "activations"],
+    ids=["bptt", "accumulate-adamw", "muon-excerpts", "activations"],
 )
 def test_every_way_of_working(
     settings: dict[str, Any],

@@ -72,7 +72,7 @@ def test_unknown_names(values: dict[str, Any], message: str) -> None:
         (TrainConfig, {"lanes": 0}, r"train\.lanes is 0: it must be at least 1"),
         (TrainConfig, {"dtype": "float16"}, r"train\.dtype is 'float16': it must be one of auto, float32, bfloat16"),
         (TrainConfig, {"clip": float("nan")}, r"train\.clip is nan: it must be a number"),
-        (OptimizerConfig, {"name": "adam"}, r"it must be one of adafactor, adamw \(did you mean 'adamw'\?\)"),
+        (OptimizerConfig, {"name": "adam"}, r"it must be one of adafactor, adamw, muon \(did you mean 'adamw'\?\)"),
         (OptimizerConfig, {"momentum": 1.0}, r"optimizer\.momentum is 1\.0: it must be from 0 up to"),
         (OptimizerConfig, {"weight_decay": 0.1}, r"Adafactor has none here"),
         (ScheduleConfig, {"kind": "cosine"}, r"schedule\.decay_steps is 0: it must be at least 1"),

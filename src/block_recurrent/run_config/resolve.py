@@ -58,7 +58,7 @@ def resolve(given: Mapping[str, Any], vocab_size: int) -> RunConfig:
 def _learning_rates(values: Mapping[str, Any]) -> dict[str, Any]:
     """The paper's for Adafactor; a tenth of its peak for AdamW, whose steps are not scaled by the size of a weight."""
     kind = values.get("schedule", {}).get("kind", ScheduleConfig.kind)
-    adamw = values.get("optimizer", {}).get("name") == "adamw"
+    adamw = values.get("optimizer", {}).get("name") in ("adamw", "muon")
     if kind == "inverse-sqrt":
         return {"learning_rate": 0.1 if adamw else 1.0}
     first = 0.001 if adamw else 0.01

@@ -14,7 +14,7 @@ from block_recurrent.io.door import seal_toml
 
 VERSION = 2
 """Of config.toml. Files before version 2 have no version and no seal."""
-OPTIMIZERS = ("adafactor", "adamw")
+OPTIMIZERS = ("adafactor", "adamw", "muon")
 SCHEDULES = ("inverse-sqrt", "cosine", "linear", "constant", "wsd")
 ENDING_SCHEDULES = ("cosine", "linear", "wsd")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -142,7 +142,7 @@ class OptimizerConfig(Section):
 
     section = "optimizer"
     name: str = "adafactor"
-    """adafactor (the paper's) or adamw."""
+    """adafactor (the paper's), adamw, or muon (which updates the maps of the layers, with AdamW for all else)."""
     momentum: float = 0.9
     """Of Adafactor; 0 is none."""
     beta1: float = 0.9

@@ -19,6 +19,7 @@ from torch.distributed.tensor import zeros as sharded_zeros
 from block_recurrent.nn.gates import gate_biases
 from block_recurrent.ops import on_device
 from block_recurrent.run_config import OptimizerConfig
+from block_recurrent.train.muon import Muon
 
 SMALLEST_FACTORED = 128
 DECAY_EXPONENT = 0.8
@@ -34,15 +35,25 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     # Gate biases, scales and norms are not shrunk: pulling a gate's bias to zero would set how long it remembers.
     speeds = {id(p): config.gate_rate for p in gate_biases(model)}
     speeds |= {id(p): config.scale_rate for name, p in model.named_parameters() if name.endswith("scale")}
-    matrices = [p for p in params if p.ndim >= 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay, "speed": 1.0}]
+    maps = {id(p) for p in linear_maps(model)} if config.name == "muon" else set()
+    matrices = [p for p in params if p.ndim >= 2 and id(p) not in maps]
+    groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": config.weight_decay, "speed": 1.0}]
     for speed in sorted({speeds.get(id(p), 1.0) for p in params if p.ndim < 2}):
         vectors = [p for p in params if p.ndim < 2 and speeds.get(id(p), 1.0) == speed]
         groups.append({"params": vectors, "weight_decay": 0.0, "speed": speed})
+    if maps:
+        hidden = [p for p in params if id(p) in maps]
+        groups.append({"params": hidden, "weight_decay": config.weight_decay, "speed": 1.0, "muon": True})
+        return Muon(groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.epsilon)
     adamw = torch.optim.AdamW(groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.epsilon)
     for p in params:  # eagerly, so that a checkpoint can be loaded before the first step
         adamw.state[p] = {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
     return adamw
+
+
+def linear_maps(model: nn.Module) -> list[nn.Parameter]:
+    """The weights of the linear maps inside the layers: what Muon updates. Tables of vectors are not maps."""
+    return [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

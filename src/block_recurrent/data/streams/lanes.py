@@ -35,8 +35,9 @@ class TokenDocuments(Protocol):
 class LaneStream(SegmentStream):
     """An endless iterator of segments over a split, or with `one_pass` each document once and then an end.
 
-    With `excerpt`, a document is read in pieces of that many tokens, which are shuffled like documents: each starts with
-    an empty memory. Lanes then change documents often, so that what a document repeats is for the memory to learn.
+    With `excerpt`, a document is read in pieces of that many tokens, which are shuffled like documents, and each starts
+    with an empty memory. Lanes then change documents often: otherwise the weights learn what the documents being read
+    repeat, and nothing is left for the memory to learn.
 
     `lanes` counts all ranks; rank r of `world` gets the r-th share, and the stream of all lanes is the same for any
     world. Segments are built ahead in a thread; `close` (or leaving a with-block) ends it.
@@ -72,7 +73,8 @@ class LaneStream(SegmentStream):
             "segment": segment,
             "seed": seed,
             "one_pass": one_pass,
-        } | ({"excerpt": excerpt} if excerpt else {})
+            "excerpt": excerpt,
+        }
         self._ahead: Prefetcher[Segment] | None = None
         self._cursor = _cursor_of(self._new_schedule(), self._identity)
 
@@ -101,12 +103,13 @@ class LaneStream(SegmentStream):
 
     def _new_schedule(self) -> LaneSchedule:
         who = self._identity
-        excerpt = who.get("excerpt", 0) // self._segment
+        excerpt = who["excerpt"] // self._segment
         return LaneSchedule(self._lengths, who["lanes"], self._segment, who["seed"], who["one_pass"], excerpt)
 
     def _schedule_at(self, state: Cursor) -> LaneSchedule:
+        defaults = {"excerpt": 0}  # states of 0.1.0 do not have it
         for key, here in self._identity.items():
-            there = state.get(key) if isinstance(state, dict) else None
+            there = state.get(key, defaults.get(key)) if isinstance(state, dict) else None
             if there != here:
                 raise DataError(f"this state belongs to another stream: its {key} is {there!r}, here it is {here!r}")
         schedule = self._new_schedule()
@@ -153,7 +156,9 @@ class LaneSchedule:
         self._excerpt = excerpt or int(segments.max())  # segments
         excerpts = -(-segments // self._excerpt)
         self._documents = np.repeat(np.arange(len(segments)), excerpts)
-        self._firsts = (np.arange(len(self._documents)) - np.repeat(excerpts.cumsum() - excerpts, excerpts)) * self._excerpt
+        self._firsts = (
+            np.arange(len(self._documents)) - np.repeat(excerpts.cumsum() - excerpts, excerpts)
+        ) * self._excerpt
         self._segments = np.minimum(segments[self._documents] - self._firsts, self._excerpt)
         self._queue = self._order(0)
 
