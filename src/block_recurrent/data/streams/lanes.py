@@ -35,8 +35,8 @@ class TokenDocuments(Protocol):
 class LaneStream(SegmentStream):
     """An endless iterator of segments over a split, or with `one_pass` each document once and then an end.
 
-    With `excerpt`, a document is read in pieces of that many tokens, which are shuffled like documents: each starts with
-    an empty memory. Lanes then change documents often, so that what a document repeats is for the memory to learn.
+    With `excerpt`, a document is read in pieces of that many tokens, which are shuffled like documents: each starts
+    with an empty memory. Lanes then change documents often, so that what a document repeats is for the memory to learn.
 
     `lanes` counts all ranks; rank r of `world` gets the r-th share, and the stream of all lanes is the same for any
     world. Segments are built ahead in a thread; `close` (or leaving a with-block) ends it.
@@ -153,7 +153,8 @@ class LaneSchedule:
         self._excerpt = excerpt or int(segments.max())  # segments
         excerpts = -(-segments // self._excerpt)
         self._documents = np.repeat(np.arange(len(segments)), excerpts)
-        self._firsts = (np.arange(len(self._documents)) - np.repeat(excerpts.cumsum() - excerpts, excerpts)) * self._excerpt
+        first_of_document = np.repeat(excerpts.cumsum() - excerpts, excerpts)
+        self._firsts = (np.arange(len(self._documents)) - first_of_document) * self._excerpt
         self._segments = np.minimum(segments[self._documents] - self._firsts, self._excerpt)
         self._queue = self._order(0)
 
