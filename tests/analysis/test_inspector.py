@@ -49,19 +49,20 @@ def test_states_and_reading(
 
 
 def test_reading_is_the_attention_of_the_model(make_reader: Callable[..., BlockRecurrentLM], monkeypatch: Any) -> None:
-    """With values that tell vectors apart, the model's own attention shows the shares."""
+    """The weights of the model's own attention to the state, block by block, are the shares."""
     from block_recurrent.model import layer as layer_module
 
     model = make_reader("rec-fixed-skip", num_states=12, head_dim=12, num_heads=4)
     shares = []
 
-    def attend_with_unit_values(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float = 0.0) -> Any:
+    def attend_and_note(q: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor], dropout: float) -> Any:
+        (k,), (v,) = keys, values
         weights = (q @ k.transpose(-1, -2)).softmax(-1)
         shares.append(weights.mean((0, 1, 2)))
         return weights @ v
 
     found = inspect(model, TOKENS)
-    monkeypatch.setattr(layer_module, "attend", attend_with_unit_values)
+    monkeypatch.setattr(layer_module, "attend_each", attend_and_note)
     read = torch.tensor([[256, *TOKENS.tolist()]])
     memory = None
     for block in range(len(found.layers[0].read)):

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -184,24 +185,16 @@ def test_a_package_that_lacks_something_itself_is_not_called_missing(
 @pytest.mark.skipif(not triton.INSTALLED, reason="triton is not installed (Linux only)")
 def test_triton_kernels_fit_into_registers(tmp_path: Path) -> None:
     """In a process of its own: in this one, triton interprets."""
-    command = [
-        sys.executable,
-        "-m",
-        "block_recurrent",
-        "bench",
-        "triton",
-        "--head-sizes",
-        "128",
-        "--dtypes",
-        "bfloat16",
-    ]
+    command = [sys.executable, "-m", "block_recurrent", "bench", "triton", "--head-sizes", "128"]
+    command += ["--dtypes", "bfloat16"]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
     subprocess.run([*command, "--json", str(tmp_path / "x.json")], env=environment, check=True, capture_output=True)
     rows = rows_of(tmp_path / "x.json")
-    assert [row["kernel"] for row in rows] == ["forward", "queries_backward", "keys_backward"]
+    kernels = ("forward", "queries_backward", "keys_backward")
+    assert [(row["kernel"], row["architecture"]) for row in rows] == [*product(kernels, ("sm_80", "sm_90"))]
     for row in rows:
-        assert row["spilled"] <= (64 if row["kernel"] == "keys_backward" else 0), row
+        assert row["spilled"] == 0, row
         assert row["registers"] <= 255
         assert row["shared"] <= 163 * 1024
 

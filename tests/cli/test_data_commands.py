@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from block_recurrent.cli.main import main
+from block_recurrent.errors import FAILURE, USAGE
 
 
 @pytest.fixture
@@ -21,13 +22,13 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def fails(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+def fails(arguments: Sequence[str], capsys: pytest.CaptureFixture[str], expected: int = USAGE) -> str:
     """The one line on stderr of a command that fails."""
     try:
         code = main(list(arguments))
     except SystemExit as stopped:
         code = int(stopped.code or 0)
-    assert code == 2
+    assert code == expected
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     return error
@@ -86,7 +87,7 @@ def test_verify_fails_on_damage(source: Path, tmp_path: Path, capsys: pytest.Cap
     assert main(["data", "prepare", str(source), "--out", str(out)]) == 0
     capsys.readouterr()
     (out / "test.bin").write_bytes(b"f\0i\0v\0e\0")
-    assert "does not match its manifest: test/c.txt: " in fails(["data", "verify", str(out)], capsys)
+    assert "does not match its manifest: test/c.txt: " in fails(["data", "verify", str(out)], capsys, FAILURE)
 
 
 def test_tokenizer_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,9 +15,9 @@ def test_doctor_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert set(facts) == {"versions", "machine", "choices", "kernels", "speed", "extras"}
-    assert facts["choices"]["--dtype auto"] in ("float32", "bfloat16")
-    assert facts["machine"]["threads of torch"] >= 1
-    assert facts["choices"]["kernels in C"].startswith(("in use", "missing"))
+    assert facts["choices"]["dtype_auto"] in ("float32", "bfloat16")
+    assert facts["machine"]["threads_of_torch"] >= 1
+    assert facts["choices"]["kernels_in_C"].startswith(("in use", "missing"))
     assert "GFLOP/s" in next(iter(facts["speed"].values()))
     assert main(["doctor"]) == 0
     assert "versions:\n" in capsys.readouterr().out

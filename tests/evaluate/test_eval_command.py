@@ -29,7 +29,7 @@ def run(make_run: Callable[..., Path], make_reader: Callable[..., BlockRecurrent
 
 def evaluate(run: Path, corpus: Corpus, tmp_path: Path, *flags: str) -> dict:
     out = tmp_path / "scores.json"
-    assert main(["eval", str(run), "--data", str(corpus.folder), "--json", str(out), *flags]) == 0
+    assert main(["eval", str(run), "--data", str(corpus.folder), "--json", str(out), "--overwrite", *flags]) == 0
     return json.loads(out.read_text())
 
 

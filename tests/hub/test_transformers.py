@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer, pipe
 from block_recurrent import Session
 from block_recurrent.cli.main import main
 from block_recurrent.data import Tokenizer
-from block_recurrent.errors import BlockRecurrentError, InputError, MemoryMismatchError
+from block_recurrent.errors import FAILURE, USAGE, BlockRecurrentError, InputError, MemoryMismatchError
 from block_recurrent.hub import register
 from block_recurrent.hub.cache import BlockRecurrentCache
 from block_recurrent.presets import SYSTEMS
@@ -319,12 +319,12 @@ def test_the_command(
     assert {"config.json", "model.safetensors", "tokenizer_config.json", "block_recurrent_hf.py"} <= {
         path.name for path in (tmp_path / "hf").iterdir()
     }
-    for arguments, message in (
-        ([str(run), str(tmp_path / "hf")], "exists: choose another folder"),
-        ([str(run)], "say where to"),
-        ([str(tmp_path / "nothing"), str(tmp_path / "b")], "is not a run"),
+    for code, arguments, message in (
+        (USAGE, [str(run), str(tmp_path / "hf")], "exists: choose another folder"),
+        (USAGE, [str(run)], "say where to"),
+        (FAILURE, [str(tmp_path / "nothing"), str(tmp_path / "b")], "is not a run"),
     ):
-        assert main(["export", *arguments]) == 2
+        assert main(["export", *arguments]) == code
         assert message in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
     assert main(["export", str(run), "--out", str(tmp_path / "weights.safetensors")]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 from block_recurrent import Session
 from block_recurrent.cli.main import main
 from block_recurrent.data import Tokenizer, load_tokenizer
+from block_recurrent.errors import FAILURE, USAGE
 from block_recurrent.inference.interactive import Conversation
 from block_recurrent.inference.sampling import Sampling
 
@@ -102,13 +104,14 @@ def test_memory_info_and_diff(run: Path, book: Path, tmp_path: Path, capsys: pyt
     capsys.readouterr()
     assert brt("memory", "info", a, "--text", book, "--json") == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["is memory of the text"] is True
+    assert facts["is_memory_of_text"] is True
     assert facts["tokens"] == book.stat().st_size
-    assert facts["file bytes"] == a.stat().st_size
-    assert brt("memory", "info", b, "--text", book) == 0
-    shown = capsys.readouterr().out
-    assert "False" in shown
-    assert f"{run}, step 7" in shown
+    assert facts["file_bytes"] == a.stat().st_size
+    assert brt("memory", "info", b, "--text", book) == FAILURE
+    shown = capsys.readouterr()
+    assert re.search("is memory of text +False", shown.out)
+    assert f"{run}, step 7" in shown.out
+    assert "is the memory of another text" in shown.err
     assert brt("memory", "diff", a, b) == 0
     assert "state" in capsys.readouterr().out
     assert brt("memory", "diff", a, a, "--json") == 0
@@ -128,37 +131,38 @@ def test_int8_writes_and_keeps_its_memories_apart(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("code", "arguments", "message"),
     [
-        (["write", "RUN", "--prompt", ""], "the prompt is empty"),
-        (["write", "RUN", "--tokens", "0"], "max_tokens is 0: it must be a whole number of at least 1"),
-        (["write", "RUN", "--tokens", "-2"], "max_tokens is -2"),
-        (["write", "RUN", "--temperature", "-1"], "temperature is -1.0: it must be a number of at least 0"),
-        (["write", "RUN", "--top-p", "0"], "top_p is 0.0: it must be a number above 0 and up to 1"),
-        (["write", "RUN", "--top-p", "1.5"], "top_p is 1.5"),
-        (["write", "RUN", "--stop", ""], "stop is"),
-        (["write", "RUN", "--beams", "3", "--top-k", "4"], "beam search does not sample"),
-        (["write", "RUN", "--prompt", "a", "--prompt-file", "b"], "give one of them"),
-        (["write", "RUN", "--prompt-file", "LATIN"], "is not UTF-8"),
-        (["write", "RUN", "--prompt-file", "nothing.txt"], "can't be read"),
-        (["write", "RUN", "--memory", "nothing.memory"], "there is no memory file 'nothing.memory'"),
-        (["write", "RUN", "--memory", "CUT"], "damaged, cut or another kind of file"),
-        (["write", "RUN", "--memory", "OTHER"], "belongs to model"),
-        (["write", "nowhere"], "'nowhere' is not a run"),
-        (["write", "RUN", "--save", "LATIN"], "is no memory file: it is not replaced"),
-        (["write", "RUN", "--device", "gpu"], "device"),
-        (["read", "RUN", "EMPTY", "--memory", "NEW"], "is empty: there is nothing to read"),
-        (["read", "RUN", "LATIN", "--memory", "NEW"], "is not UTF-8 (byte 0xE9"),
-        (["read", "RUN", "nothing.txt", "--memory", "NEW"], "there is no text file 'nothing.txt'"),
-        (["read", "RUN", "LATIN", "--memory", "LATIN"], "it is not replaced"),
-        (["read", "RUN", "LATIN", "--memory", "nowhere/a.memory"], "no folder to write into"),
-        (["read", "RUN", "LATIN", "--memory", "NEW", "--from", "CUT"], "damaged, cut or another kind of file"),
-        (["score", "RUN", "--text", "EMPTY"], "nothing to score"),
-        (["memory", "info", "LATIN"], "can't be read as a memory file"),
-        (["memory", "diff", "OTHER", "CUT"], "damaged, cut or another kind of file"),
+        (USAGE, ["write", "RUN", "--prompt", ""], "the prompt is empty"),
+        (USAGE, ["write", "RUN", "--tokens", "0"], "max_tokens is 0: it must be a whole number of at least 1"),
+        (USAGE, ["write", "RUN", "--tokens", "-2"], "max_tokens is -2"),
+        (USAGE, ["write", "RUN", "--temperature", "-1"], "temperature is -1.0: it must be a number of at least 0"),
+        (USAGE, ["write", "RUN", "--top-p", "0"], "top_p is 0.0: it must be a number above 0 and up to 1"),
+        (USAGE, ["write", "RUN", "--top-p", "1.5"], "top_p is 1.5"),
+        (USAGE, ["write", "RUN", "--stop", ""], "stop is"),
+        (USAGE, ["write", "RUN", "--beams", "3", "--top-k", "4"], "beam search does not sample"),
+        (USAGE, ["write", "RUN", "--prompt", "a", "--prompt-file", "b"], "give one of them"),
+        (USAGE, ["write", "RUN", "--prompt-file", "LATIN"], "is not UTF-8"),
+        (USAGE, ["write", "RUN", "--prompt-file", "nothing.txt"], "can't be read"),
+        (FAILURE, ["write", "RUN", "--memory", "nothing.memory"], "there is no memory file 'nothing.memory'"),
+        (FAILURE, ["write", "RUN", "--memory", "CUT"], "damaged, cut or another kind of file"),
+        (USAGE, ["write", "RUN", "--memory", "OTHER"], "belongs to model"),
+        (FAILURE, ["write", "nowhere"], "'nowhere' is not a run"),
+        (FAILURE, ["write", "RUN", "--save", "LATIN"], "is no memory file: it is not replaced"),
+        (USAGE, ["write", "RUN", "--device", "gpu"], "device"),
+        (USAGE, ["read", "RUN", "EMPTY", "--memory", "NEW"], "is empty: there is nothing to read"),
+        (USAGE, ["read", "RUN", "LATIN", "--memory", "NEW"], "is not UTF-8 (byte 0xE9"),
+        (USAGE, ["read", "RUN", "nothing.txt", "--memory", "NEW"], "there is no text file 'nothing.txt'"),
+        (FAILURE, ["read", "RUN", "LATIN", "--memory", "LATIN"], "it is not replaced"),
+        (FAILURE, ["read", "RUN", "LATIN", "--memory", "nowhere/a.memory"], "there is no folder 'nowhere'"),
+        (FAILURE, ["read", "RUN", "LATIN", "--memory", "NEW", "--from", "CUT"], "damaged, cut or another kind of file"),
+        (USAGE, ["score", "RUN", "--text", "EMPTY"], "nothing to score"),
+        (FAILURE, ["memory", "info", "LATIN"], "can't be read as a memory file"),
+        (FAILURE, ["memory", "diff", "OTHER", "CUT"], "damaged, cut or another kind of file"),
     ],
 )
 def test_mistakes_are_one_line_and_change_nothing(
+    code: int,
     arguments: list[str],
     message: str,
     run: Path,
@@ -174,7 +178,7 @@ def test_mistakes_are_one_line_and_change_nothing(
     Session(make_reader(seed=9), byte_tokenizer).save(files["OTHER"])
     files["CUT"].write_bytes(files["OTHER"].read_bytes()[:-50])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert brt(*(files.get(argument, argument) for argument in arguments)) == 2
+    assert brt(*(files.get(argument, argument) for argument in arguments)) == code
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

@@ -17,6 +17,7 @@ import pytest
 from block_recurrent.cli.main import COMMANDS, _Terminal, main
 from block_recurrent.errors import printable
 from block_recurrent.inference.session_file import read_memory_file
+from block_recurrent.inference.trail import FOLDER as CHECKPOINTS
 from tests.security.made import TEXT
 
 RUN = "rec-fixed-skip"
@@ -154,7 +155,9 @@ def test_help_of_a_command_by_either_way(name, capsys):
 
 
 def _start(arguments, **options):
-    return subprocess.Popen([*BRT, *map(str, arguments)], stderr=subprocess.PIPE, text=True, **options)
+    # Where the tests run in the background, Ctrl-C would be ignored.
+    ctrl_c = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    return subprocess.Popen([*BRT, *map(str, arguments)], stderr=subprocess.PIPE, text=True, **ctrl_c, **options)
 
 
 def test_output_to_a_full_device_and_an_ascii_terminal(files):
@@ -176,14 +179,16 @@ def test_ctrl_c_keeps_what_was_read_and_written(files):
     long = files / "long.txt"
     long.write_text(TEXT * 40_000)
     memory = files / "long.memory"
-    reading = _start(["read", files / RUN, long, "--memory", memory], stdout=subprocess.PIPE)
-    time.sleep(15)
+    trail = ["--trail", 1, "--trail-every", 1]
+    reading = _start(["read", files / RUN, long, "--memory", memory, *trail], stdout=subprocess.PIPE)
+    while not (files / CHECKPOINTS).is_dir() and reading.poll() is None:  # until it has begun to read
+        time.sleep(0.05)
     reading.send_signal(signal.SIGINT)
     out, error = reading.communicate(timeout=120)
     assert reading.returncode == 130, error
-    if "tokens in" in out:  # it had begun to read
-        assert memory.is_file()
-        assert "stopped: to go on, read the text from byte" in error
+    assert "tokens in" in out
+    assert memory.is_file()
+    assert "stopped: to go on, read the text from byte" in error
     assert "Traceback" not in error
     written = files / "written.memory"
     endless = ["write", files / RUN, "--tokens", 10_000_000, "--go-on", "--save", written]

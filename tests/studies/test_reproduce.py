@@ -27,7 +27,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def study(table: str, data: Path, out: Path, *more: str) -> list[str]:
-    return ["reproduce", table, "--data", str(data), "--out", str(out), "--size", "micro", "--budget", "0.001", *more]
+    small = ["--size", "micro", "--budget", "0.001"]
+    for setting in ("train.lanes=2", "train.save_every=10", "eval.every=10"):
+        small += ["--set", setting]
+    return ["reproduce", table, "--data", str(data), "--out", str(out), *small, *more]
 
 
 def test_equal_conditions_and_further_seeds(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

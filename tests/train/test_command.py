@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from block_recurrent.checkpoint import load_run
 from block_recurrent.cli.main import main
+from block_recurrent.errors import FAILURE, USAGE
 
 from .conftest import read_metrics
 
@@ -37,15 +39,15 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture(scope="module")
 def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 100 steps that was not stopped."""
+    """A run of 50 steps that was not stopped."""
     run = tmp_path_factory.mktemp("whole") / "run"
-    assert main(arguments(corpus, run, "--steps", "100", "--save-every", "0")) == 0
+    assert main(arguments(corpus, run, "--steps", "50", "--save-every", "0")) == 0
     return run
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_stopped_and_started_again(number: signal.Signals, whole: Path, corpus: Path, tmp_path: Path) -> None:
-    command = arguments(corpus, tmp_path, "--steps", "100", "--save-every", "8")
+    command = arguments(corpus, tmp_path, "--steps", "50", "--save-every", "8")
     with subprocess.Popen([*BRT, *command], stderr=subprocess.PIPE, text=True, env=ENV) as process:
         wait_for_step(tmp_path, 10, process)
         process.send_signal(number)
@@ -55,7 +57,7 @@ def test_stopped_and_started_again(number: signal.Signals, whole: Path, corpus: 
     else:
         assert process.returncode == 130
         assert "stopped after step" in said
-        assert f"to go on: brt train --system rec-fixed-skip --size micro --data {corpus}" in said
+        assert f"to resume: brt {shlex.join(command)}\n" in said
     assert main(command) == 0
     assert "goes on after step" in (tmp_path / "log.txt").read_text()
     assert read_metrics(tmp_path) == read_metrics(whole)
@@ -76,5 +78,7 @@ def test_export(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     out = tmp_path / "model.safetensors"
     assert main(["export", str(tmp_path / "run"), "--out", str(out)]) == 0
     assert out.is_file()
-    assert main(["export", str(tmp_path), "--out", str(out)]) == 2
+    assert main(["export", str(tmp_path / "run"), "--out", str(out)]) == USAGE
+    assert "exists: give --overwrite" in capsys.readouterr().err
+    assert main(["export", str(tmp_path), "--out", str(out), "--overwrite"]) == FAILURE
     assert "is not a run" in capsys.readouterr().err

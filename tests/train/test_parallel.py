@@ -21,7 +21,8 @@ from block_recurrent.train.loop import train
 from .conftest import FAMILIES, checkpoint_contents, read_metrics
 
 MANY_RUNS = Path(__file__).with_name("many_runs.py")
-STEPS = 20
+STEPS = 10
+WAYS = ("ddp", "fsdp")
 
 
 def torchrun(processes: int, jobs: list[dict[str, Any]], folder: Path) -> str:
@@ -47,11 +48,11 @@ def job(config: RunConfig, out: Path, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def plain(make_config: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
-    """Configurations of 20 steps on 8 lanes, without dropout."""
+    """Configurations of 10 steps on 8 lanes, without dropout."""
 
     def make(system: str = "rec-fixed-skip", **settings: Any) -> RunConfig:
         fixed = {"model.dropout": 0.0, "model.attention_dropout": 0.0, "train.steps": STEPS, "train.lanes": 8}
-        return make_config(system, **fixed | {"train.save_every": 10, "eval.every": 10} | settings)
+        return make_config(system, **fixed | {"train.save_every": 5, "eval.every": 5} | settings)
 
     return make
 
@@ -77,20 +78,22 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_are_one(parallel: str, plain: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_two_processes_are_one(plain: Callable[..., RunConfig], tmp_path: Path) -> None:
     """All families in one group; `train.lanes` is the total over processes."""
     jobs = []
     for number, (system, settings) in enumerate(CASES):
-        config = plain(system, **settings, **{"train.parallel": parallel})
-        jobs.append(job(config, tmp_path / f"two-{number}"))
-        train(config, tmp_path / f"one-{number}")
+        train(plain(system, **settings), tmp_path / f"one-{number}")
+        for parallel in WAYS:
+            config = plain(system, **settings, **{"train.parallel": parallel})
+            jobs.append(job(config, tmp_path / f"{parallel}-{number}"))
     torchrun(2, jobs, tmp_path)
-    for number, case in enumerate(CASES):
-        assert furthest_apart(tmp_path / f"one-{number}", tmp_path / f"two-{number}") < 1e-4, case
     single = load_run(tmp_path / "one-0").model.state_dict()
-    for name, x in load_run(tmp_path / "two-0").model.state_dict().items():
-        torch.testing.assert_close(x, single[name], rtol=1e-4, atol=1e-4)
+    for parallel in WAYS:
+        for number, case in enumerate(CASES):
+            apart = furthest_apart(tmp_path / f"one-{number}", tmp_path / f"{parallel}-{number}")
+            assert apart < 1e-4, (parallel, case)
+        for name, x in load_run(tmp_path / f"{parallel}-0").model.state_dict().items():
+            torch.testing.assert_close(x, single[name], rtol=1e-4, atol=1e-4)
 
 
 def test_other_numbers_of_processes_go_on(
@@ -98,7 +101,7 @@ def test_other_numbers_of_processes_go_on(
 ) -> None:
     """Sharded checkpoints of two processes are gone on from by two and by one, and the other way round."""
     whole = plain("memorizing", **ALL_OF_MEMORY, **{"train.parallel": "fsdp"})
-    half = whole.replace("train", steps=10)
+    half = whole.replace("train", steps=5)
     train(whole, tmp_path / "reference")
     train(half, tmp_path / "one-two")
     starts = [job(half, tmp_path / name) for name in ("two-two", "two-one")]
@@ -106,7 +109,7 @@ def test_other_numbers_of_processes_go_on(
     capsys.readouterr()
     train(whole, tmp_path / "two-one")
     assert "lanes are dealt anew to 1 processes" in capsys.readouterr().err
-    sharded = tmp_path / "two-two" / "checkpoints" / "step-00000020"
+    sharded = tmp_path / "two-two" / "checkpoints" / "step-00000010"
     assert (sharded / "sharded").is_dir()
     assert not (sharded / "model.safetensors").exists()
     for name in ("two-two", "two-one", "one-two"):
@@ -122,17 +125,21 @@ def test_other_numbers_of_processes_go_on(
     assert all(torch.equal(exported[name], x) for name, x in loaded.model.state_dict().items())
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_exact_resume_of_two(parallel: str, make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_exact_resume_of_two(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
     """With dropout, stopped by a signal to one of the processes: bit for bit, on every process."""
-    config = make_config("rec-lstm-dual", **{"train.parallel": parallel, "eval.every": 0})
-    parts = [job(config, tmp_path / "parts", stop_at=6), job(config, tmp_path / "parts")]
-    said = torchrun(2, [job(config, tmp_path / "whole"), *parts], tmp_path)
-    assert "stopped after step 7" in said
-    assert read_metrics(tmp_path / "parts") == read_metrics(tmp_path / "whole")
-    ours, expected = (checkpoint_contents(tmp_path / name, 12) for name in ("parts", "whole"))
-    assert ours == expected
-    assert len([name for name in ours if name.startswith("memory-")]) == 2
+    jobs = []
+    for parallel in WAYS:
+        config = make_config("rec-lstm-dual", **{"train.parallel": parallel, "eval.every": 0})
+        whole, parts = tmp_path / parallel / "whole", tmp_path / parallel / "parts"
+        jobs += [job(config, whole), job(config, parts, stop_at=6), job(config, parts)]
+    said = torchrun(2, jobs, tmp_path)
+    assert said.count("stopped after step 7") == len(WAYS)
+    for parallel in WAYS:
+        whole, parts = tmp_path / parallel / "whole", tmp_path / parallel / "parts"
+        assert read_metrics(parts) == read_metrics(whole)
+        ours, expected = (checkpoint_contents(run, 12) for run in (parts, whole))
+        assert ours == expected
+        assert len([name for name in ours if name.startswith("memory-")]) == 2
 
 
 def test_errors_reach_every_process(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from block_recurrent.checkpoint import LoadedRun, load_run
-from block_recurrent.errors import CheckpointError, MissingExtraError
+from block_recurrent.errors import CheckpointError, ConfigError, MissingExtraError
 from block_recurrent.hub.manifest import write_export_manifest
 from block_recurrent.io.atomic import atomic_folder
 
@@ -46,7 +46,7 @@ def export_folder(run: str | Path, out: Path, checkpoint: str = "last") -> Loade
 
 def _check_free(out: Path) -> None:
     if out.exists():
-        raise CheckpointError(f"'{out}' exists: choose another folder, or remove it")
+        raise ConfigError(f"'{out}' exists: choose another folder, or remove it")
 
 
 def _write(loaded: LoadedRun, folder: Path, model_class: type) -> None:

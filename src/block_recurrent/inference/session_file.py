@@ -151,7 +151,9 @@ def name_of(session: Session) -> str:
 
 def check_target(path: Path) -> None:
     """An error if a memory can't be written there, or would replace a file of another kind: a book, by a slip."""
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+    if not path.parent.is_dir():
+        raise FileFormatError(f"the memory can't be written to '{path}': there is no folder '{path.parent}'")
+    if not os.access(path.parent, os.W_OK):
         raise FileFormatError(f"the memory can't be written to '{path}': directory '{path.parent}' is not writable")
     if not path.exists():
         return

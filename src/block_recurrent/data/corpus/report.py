@@ -31,6 +31,7 @@ def problems(corpus: Corpus) -> Iterator[str]:
     """What is wrong with a corpus, one line each. (Manifest and sizes were checked when it was opened.)"""
     if corpus.manifest["version"] == 1 and manifest_digest(corpus.manifest) != corpus.manifest["digest"]:
         yield f"{MANIFEST} was changed after it was written"
+    _ = corpus.tokenizer  # opening it checks its file, which the documents alone may never ask for
     for name in sorted({path.name for path in corpus.folder.iterdir()} - OUR_FILES):
         yield f"'{name}' is not a file of prepared data"
     for split in SPLITS:

@@ -100,8 +100,8 @@ def _state_step(*arguments: Any) -> list[Tensor]:
 @torch.library.register_fake("brt::state_step_backward")
 def _backward_room(*arguments: Any) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     given = _Inputs(*arguments[:8])
-    like_tokens = ([tokens_first(x) for x in rows] for rows in (given.keys, given.values))
-    return [x.new_empty(x.shape) for x in given[:5]], *like_tokens
+    keys, values = ([tokens_first(x) for x in rows] for rows in (given.keys, given.values))
+    return [x.new_empty(x.shape) for x in given[:5]], keys, values
 
 
 @torch.library.impl("brt::state_step_backward", "CPU")
