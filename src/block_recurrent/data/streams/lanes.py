@@ -153,7 +153,9 @@ class LaneSchedule:
         self._excerpt = excerpt or int(segments.max())  # segments
         excerpts = -(-segments // self._excerpt)
         self._documents = np.repeat(np.arange(len(segments)), excerpts)
-        self._firsts = (np.arange(len(self._documents)) - np.repeat(excerpts.cumsum() - excerpts, excerpts)) * self._excerpt
+        self._firsts = (
+            np.arange(len(self._documents)) - np.repeat(excerpts.cumsum() - excerpts, excerpts)
+        ) * self._excerpt
         self._segments = np.minimum(segments[self._documents] - self._firsts, self._excerpt)
         self._queue = self._order(0)
 
