@@ -15,6 +15,7 @@ import torch
 
 from block_recurrent import BlockRecurrentLM, preset
 from block_recurrent.cli.main import main
+from tests.made_text import make_text
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = sorted(page.name for page in DOCS.glob("*.md") if page.name != "serving.md")  # tests/serve runs that one
@@ -72,11 +73,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             system = "slide-plus" if name == "slide" else "rec-fixed-skip"
             run(f"brt train --system {system} --size micro --steps 2 --data build/books{data} --out runs/{name}")
     return folder
-
-
-def make_text(rng: random.Random) -> str:
-    syllables = [a + b for a in "bcdfglmnprst" for b in ("a", "e", "i", "o", "an", "er", "in")]
-    return " ".join("".join(rng.choices(syllables, k=rng.randint(1, 3))) for _ in range(1500)) + ".\n"
 
 
 def run(command: str) -> None:

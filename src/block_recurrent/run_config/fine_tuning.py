@@ -50,12 +50,9 @@ def check_same_tokenizer(source: str, sha256: str, data: str) -> None:
     theirs = _config_of(source).data.tokenizer
     if theirs in ("", sha256):
         return
-    folder = models.locate(source)[0]
-    vocabulary = folder / models.TOKENIZER
-    named = source if models.in_box(source) else vocabulary if vocabulary.is_file() else "bytes"
     raise DataError(
         f"'{data}' was prepared with another tokenizer ({sha256[:12]}) than '{source}' was trained with "
-        f"({theirs[:12]}): prepare the documents with 'brt data prepare YOUR-FOLDER --out NEW --tokenizer {named}'"
+        f"({theirs[:12]}): prepare the documents with 'brt data prepare YOUR-FOLDER --out NEW --tokenizer {source}'"
     )
 
 

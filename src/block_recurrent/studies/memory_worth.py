@@ -1,4 +1,4 @@
-"""What the memory of a document is worth: the second half of a text, read with it, with its state cleared, with nothing.
+"""What the memory of a document is worth: its second half, read with it, with its state cleared, and with nothing.
 
 Every way scores the same tokens. `MEMORY`: all that came before is in the memory. `CLEARED`: the recurrent state is set
 back to the initial one at each segment, and the window of tokens stays. `NOTHING`: each window of tokens is read by

@@ -135,13 +135,14 @@ class ByteTokenizer(Tokenizer):
 
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
-    """The tokenizer `bytes`, the one of a SentencePiece file, or that of a model in the box, by its name."""
+    """The tokenizer `bytes`, the one of a SentencePiece file, or that of a run or a model in the box."""
     if str(name) == BYTES:
         return ByteTokenizer()
-    folder = models.in_box(name)
-    if folder is not None and not (folder / models.TOKENIZER).is_file():
-        return ByteTokenizer()
-    path = Path(name) if folder is None else folder / models.TOKENIZER
+    path, folder = Path(name), models.locate(name)[0]
+    if (folder / models.CONFIG).is_file():
+        path = folder / models.TOKENIZER
+        if not path.is_file():  # as every run without a vocabulary
+            return ByteTokenizer()
     try:
         model = path.read_bytes()
     except FileNotFoundError:
