@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from block_recurrent import BlockRecurrentLM, preset
+from block_recurrent import BlockRecurrentLM, models, preset
 from block_recurrent.cli.main import main
 from tests.made_text import make_text
 
@@ -85,9 +85,19 @@ def run(command: str) -> None:
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
+@pytest.fixture(scope="module")
+def room(folder: Path) -> Path:
+    """The box of models that the pages speak of, with small ones in it."""
+    (folder / "about.toml").write_text('summary = "a model for tests"')
+    for name, trained in (("code", "first"), ("books", "bpe8k")):
+        run(f"brt models pack {folder}/runs/{trained} --name {name} --out {folder}/box/{name}")
+    return folder / "box"
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
-def test_every_command_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_runs(page: str, folder: Path, room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(models, "ROOM", room)
     if page == "extending.md":
         (folder / "highway.py").write_text(blocks(page, "python")[0])
     if page in FROM_SCRATCH:
@@ -110,9 +120,10 @@ def make_elsewhere(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks(page, "python") and page not in ("hub.md", "writing.md")]
 )
-def test_every_example_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_example_runs(page: str, folder: Path, room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of hub.md and writing.md are run in tests/hub."""
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(models, "ROOM", room)
     known: dict[str, Any] = {
         "__name__": "example",
         "model": BlockRecurrentLM(preset("rec-fixed-skip", "micro", vocab_size=257)),

