@@ -135,7 +135,7 @@ def remembered_words(
         before = text.excerpt(index, before_bytes=60, after_bytes=0)[0]
         earlier = "".join(text.excerpt(index - distance, before_bytes=40, after_bytes=20))
         chances = [2.0 ** -float(bits[place]) for bits in (ways[MEMORY], without)]
-        found[word.casefold()] = RememberedWord(word, index, distance, *chances, before, earlier)
+        found[word.casefold()] = RememberedWord(word, index, distance, chances[0], chances[1], before, earlier)
         if len(found) == count:
             break
     return list(found.values())
