@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard src/block_recurrent/ops/cpp/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(STAMP)
 
-# All of it in about five minutes; the same command goes on where it stopped.
+# What a memory is worth, in about five minutes; run again, training goes on where it stopped.
 demo: $(STAMP)
 	$(BIN)/brt demo
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from block_recurrent import BlockRecurrentLM, preset
+from block_recurrent import BlockRecurrentLM, models, preset
 from block_recurrent.cli.main import main
+from tests.made_text import make_text
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = sorted(page.name for page in DOCS.glob("*.md") if page.name != "serving.md")  # tests/serve runs that one
@@ -75,11 +76,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make_text(rng: random.Random) -> str:
-    syllables = [a + b for a in "bcdfglmnprst" for b in ("a", "e", "i", "o", "an", "er", "in")]
-    return " ".join("".join(rng.choices(syllables, k=rng.randint(1, 3))) for _ in range(1500)) + ".\n"
-
-
 def run(command: str) -> None:
     program, *words = shlex.split(command)
     if program == "brt":
@@ -90,9 +86,19 @@ def run(command: str) -> None:
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
+@pytest.fixture(scope="module")
+def room(folder: Path) -> Path:
+    """The box of models that the pages speak of, with small ones in it."""
+    (folder / "about.toml").write_text('summary = "a model for tests"')
+    for name, trained in (("code", "first"), ("books", "bpe8k")):
+        run(f"brt models pack {folder}/runs/{trained} --name {name} --out {folder}/box/{name}")
+    return folder / "box"
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
-def test_every_command_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_runs(page: str, folder: Path, room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(models, "ROOM", room)
     if page == "extending.md":
         (folder / "highway.py").write_text(blocks(page, "python")[0])
     if page in FROM_SCRATCH:
@@ -115,9 +121,10 @@ def make_elsewhere(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks(page, "python") and page not in ("hub.md", "writing.md")]
 )
-def test_every_example_runs(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_example_runs(page: str, folder: Path, room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of hub.md and writing.md are run in tests/hub."""
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(models, "ROOM", room)
     known: dict[str, Any] = {
         "__name__": "example",
         "model": BlockRecurrentLM(preset("rec-fixed-skip", "micro", vocab_size=257)),

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from block_recurrent import models
+
 ROOT = Path(__file__).parent.parent
 HAS_COMPILER = platform.machine() == "x86_64" and all(map(shutil.which, ("bash", "cc")))
 
@@ -46,6 +48,9 @@ def test_the_wheel_has_all_that_is_needed(wheel: Path) -> None:
     if HAS_COMPILER:
         kernels = {Path(name).name.split(".")[0] for name in names if name.endswith(".so")}
         assert kernels == {"_avx2", "_avx512"}
+    for model in models.names():
+        assert {f"block_recurrent/models/{model}/{part}" for part in ("model.safetensors", "card.json")} <= set(names)
+    assert wheel.stat().st_size < 40_000_000
 
 
 def test_the_wheel_works_without_the_checkout(wheel: Path, tmp_path: Path) -> None:

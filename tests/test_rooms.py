@@ -20,6 +20,7 @@ FLOORS = {
     "config": 0,
     "presets": 0,
     "run_config": 0,
+    "models": 0,
     "accounting": 0,
     "ops": 1,
     "runtime": 2,

@@ -129,9 +129,14 @@ def start(
             dist.destroy_process_group()
 
 
+def is_launched() -> bool:
+    """Whether torchrun started this process."""
+    return "WORLD_SIZE" in os.environ
+
+
 def launcher() -> str:
     """How this process was started: the beginning of the command line that starts it again."""
-    if "WORLD_SIZE" not in os.environ:
+    if not is_launched():
         return "brt"
     return f"torchrun --nproc-per-node {os.environ.get('LOCAL_WORLD_SIZE', 1)} -m block_recurrent"
 

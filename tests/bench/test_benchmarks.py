@@ -213,3 +213,29 @@ def test_serve(tmp_path: Path) -> None:
     assert row["clients"] == 6
     assert " texts compared, 0 differ; " in row["told"]
     assert ", 0 wrong answers; " in row["told"]
+
+
+def test_the_outside_line_predicts_each_token_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from block_recurrent.bench.outside import bits_of_tokens
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=31, **sizes)).eval()
+    ids = torch.randint(31, (50,), generator=torch.Generator().manual_seed(1)).tolist()
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, :-1]
+        nats = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none")
+        assert bits_of_tokens(model, ids, 64) == pytest.approx(nats.sum().item() / 0.6931471805599453, rel=1e-4)
+        # Cut to 20: the last token sees from 10 to 19 tokens before it, whole windows of 20 otherwise.
+        cut = bits_of_tokens(model, ids[:30], 20)
+        first = bits_of_tokens(model, ids[:20], 20)
+        tail = model(torch.tensor([ids[10:30]])).logits[0, 9:-1]
+        rest = torch.nn.functional.cross_entropy(tail, torch.tensor(ids[20:30]), reduction="sum").item()
+    assert cut - first == pytest.approx(rest / 0.6931471805599453, rel=1e-4)
+    (tmp_path / "a.txt").write_text("a text")
+    assert main(["bench", "outside", "--text", str(tmp_path / "a.txt"), "--gguf", str(tmp_path / "no.gguf")]) == 2
+    line = capsys.readouterr().err
+    assert "no.gguf" in line or "pip install gguf" in line

@@ -1,71 +1,84 @@
-"""`brt demo`: prepares, trains two models, evaluates, compares, reads and writes; goes on where it stopped."""
+"""`brt demo`: reads with the model in the box, trains, stops and resumes; goes on where it stopped; harms no files."""
 
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from block_recurrent.cli import main as cli
+from block_recurrent import models
 from block_recurrent.cli.main import main
+from tests.models.conftest import box, workshop  # noqa: F401
+
+QUICK = ["demo", "--quick", "--steps", "4"]
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    words = random.Random(0).choices(
-        ["the", "cat", "sat", "on", "a", "mat", "and", "Alice", "saw", "Bob", "there"], k=500
-    )
-    for split, count in (("train", 8), ("validation", 2), ("test", 2)):
-        (tmp_path / "texts" / split).mkdir(parents=True)
-        for number in range(count):
-            (tmp_path / "texts" / split / f"{number}.txt").write_text(" ".join(words[number * 9 :]))
-    return tmp_path / "texts"
+def arguments(folder: Path, *more: object) -> list[str]:
+    return [*QUICK, "--source", str(folder / "texts"), "--out", "demo", *map(str, more)]
 
 
-def arguments(source: Path, out: Path) -> list[str]:
-    return ["demo", "--source", str(source), "--out", str(out), "--size", "micro", "--steps", "4"]
-
-
-def test_it_does_all_of_it_and_again_at_once(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "demo"
-    assert main(arguments(source, out)) == 0
+def test_it_does_all_of_it_and_again(box: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    assert main(arguments(box, "--text", box / "texts" / "test" / "0.txt", "--model", "code")) == 0
     printed = capsys.readouterr().out
-    for command in ("data prepare", "train", "eval", "compare", "read", "write"):
-        assert f"$ brt {command}" in printed
-    assert "Try next:" in printed
-    assert str(out / "report.html") in printed
-    assert f"brt serve {out / 'rec-fixed-skip'}" in printed
-    sizes = [path.stat().st_size for path in (source / "test").iterdir()]
-    assert json.loads((out / "slide-plus" / "test.json").read_text())["bytes"] == sum(sizes)
-    metrics = (out / "rec-fixed-skip" / "metrics.jsonl").read_text()
-    assert main(arguments(source, out)) == 0
-    assert (out / "rec-fixed-skip" / "metrics.jsonl").read_text() == metrics
-    assert "$ brt data prepare" not in capsys.readouterr().out
+    for said in ("reads 0.txt", "in three ways", "got right", "two memories", "A fork costs nothing", "resumed"):
+        assert said in printed
+    found = json.loads(Path("demo/demo.json").read_text())["found"]
+    assert set(found["worth"]["bits_per_token"]) == {"with its memory", "state cleared", "with nothing"}
+    one, two = found["training"]["runs"].values()
+    assert one == two
+    assert one["step"] == 4
+    page = Path("demo/report.html").read_text()
+    for said in ("In numbers", "Words that the memory got right", one["weights"][:16]):
+        assert said in page
+    assert "http" not in page, "nothing is fetched"
+    metrics = Path("demo/resumed/metrics.jsonl").read_text()
+    assert main(["memory", "info", "demo/document.memory"]) == 0
+    assert main(arguments(box, "--text", box / "texts" / "test" / "0.txt", "--model", "code")) == 0
+    assert Path("demo/resumed/metrics.jsonl").read_text() == metrics
+    assert json.loads(Path("demo/demo.json").read_text())["found"]["worth"] == found["worth"]
 
 
-def test_the_commands_it_shows_can_be_typed(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[list[str]] = []
-    true_dispatch = cli.dispatch
-
-    def noted(argv: list[str]) -> int:
-        shown.append(list(argv))
-        return true_dispatch(argv)
-
-    monkeypatch.setattr(cli, "dispatch", noted)
-    assert main(arguments(source, tmp_path / "demo")) == 0
-    for command in shown[1:]:
-        if command[0] in ("eval", "read"):
-            done = subprocess.run([sys.executable, "-m", "block_recurrent", *command], capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
+def test_it_reads_a_module_of_python_by_default(box: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    assert main(arguments(box)) == 0
+    printed = capsys.readouterr().out
+    assert "'code' reads " in printed
+    assert ".py, which it has never seen" in printed
+    assert "brt train --init-from code" in printed
 
 
-def test_bad_input_is_one_line(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--steps", "0", "--out", str(tmp_path / "demo")]) == 2
-    assert capsys.readouterr().err == "brt: error: --steps is 0: it must be at least 1\n"
+def test_without_a_model_it_trains_only(
+    box: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(models, "ROOM", tmp_path)
+    assert main(arguments(box)) == 0
+    printed = capsys.readouterr().out
+    assert "There is no model in the box" in printed
+    assert "the same, bit for bit" in printed
+    assert "stopped and resumed" in Path("demo/report.html").read_text()
+
+
+def test_it_harms_no_files(box: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    Path("demo").mkdir()
+    Path("demo/thesis.txt").write_text("all of it")
+    assert main(arguments(box)) == 2
+    assert capsys.readouterr().err == ("brt: error: 'demo' exists and is not a demo's folder: choose another --out\n")
+    assert [path.name for path in Path("demo").iterdir()] == ["thesis.txt"]
+    Path("demo/thesis.txt").rename("demo/demo.json")
+    assert main(arguments(box)) == 1
+    Path("demo/demo.json").write_text('{"settings": {}}')
+    assert main(arguments(box)) == 2
+    assert "other settings" in capsys.readouterr().err
+
+
+def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--steps", "1", "--out", str(tmp_path / "demo")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -74,6 +87,8 @@ def test_as_it_is(tmp_path: Path) -> None:
         [sys.executable, "-m", "block_recurrent", "demo"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "runs" / "demo" / "report.html").is_file()
-    scores = json.loads((tmp_path / "runs" / "demo" / "rec-fixed-skip" / "test.json").read_text())
-    assert scores["bits_per_byte"] < 3
+    found = json.loads((tmp_path / "runs" / "demo" / "demo.json").read_text())["found"]
+    assert found["training"]["runs"]["in one go"]["held_out_bits"] < 3.5
+    if models.names():
+        bits = found["worth"]["bits_per_token"]
+        assert bits["with its memory"] < bits["state cleared"] < bits["with nothing"]

@@ -29,6 +29,7 @@ from block_recurrent.checkpoint.folders import (
     verify,
 )
 from block_recurrent.checkpoint.sharded import SHARDED, WEIGHT_PREFIX, read_sharded
+from block_recurrent.checkpoint.state_file import INITIAL_STATE, load_state, save_state
 from block_recurrent.checkpoint.weights import (
     CONFIG,
     TOKENIZER,

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from block_recurrent.checkpoint.folders import MANIFEST, Checkpoint, find_checkpoint, verify
+from block_recurrent import models
+from block_recurrent.checkpoint.folders import Checkpoint, find_checkpoint, verify
 from block_recurrent.checkpoint.sharded import read_sharded_weights
 from block_recurrent.data import load_tokenizer
 from block_recurrent.errors import CheckpointError, FileFormatError
 from block_recurrent.io.atomic import atomic_file
 from block_recurrent.io.tensors import check_finite, read_tensors, write_tensors
 from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.models import CONFIG, TOKENIZER
 from block_recurrent.run_config import RunConfig, read_toml
 
 if TYPE_CHECKING:
     from block_recurrent.data import Tokenizer
 
 WEIGHTS = "model.safetensors"
-CONFIG = "config.toml"
-TOKENIZER = "tokenizer.model"
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,10 @@ class LoadedRun:
 def load_run(run: str | Path, checkpoint: str | Path = "last", device: torch.device | str = "cpu") -> LoadedRun:
     """The model of a run, ready for reading (eval mode), with its configuration and tokenizer.
 
-    run: the run's folder, or one of its checkpoint folders. checkpoint: "last", "best" (on validation), or a checkpoint
-    folder.
+    run: the run's folder, one of its checkpoint folders, or the name of a model in the box. checkpoint: "last", "best"
+    (on validation), or a checkpoint folder.
     """
-    run = Path(run)
-    if (run / MANIFEST).is_file():
-        run, checkpoint = run.parent.parent, run
+    run, checkpoint, told = models.locate(run, checkpoint)
     config = read_config(run)
     model = BlockRecurrentLM(config.model)
 
@@ -64,7 +62,7 @@ def load_run(run: str | Path, checkpoint: str | Path = "last", device: torch.dev
         raise CheckpointError(f"'{run}' has no checkpoint yet: train it further with 'brt train'")
     if checkpoint == "best":  # known only after looking at all of them
         load(found.path)
-    return LoadedRun(model.to(device).eval(), config, read_tokenizer(run, config), found, tuple(notes))
+    return LoadedRun(model.to(device).eval(), config, read_tokenizer(run, config), found, (*told, *notes))
 
 
 def read_config(run: Path) -> RunConfig:

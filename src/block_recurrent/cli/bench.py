@@ -22,6 +22,7 @@ BENCHMARKS = (
     "kernels",
     "launches",
     "length",
+    "outside",
     "overhead",
     "peers",
     "serve",

@@ -20,7 +20,7 @@ INSPECTED_TOKENS = 20_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("a", metavar="A", help="a run")
+    parser.add_argument("a", metavar="A", help="a run, or a name of 'brt models'")
     parser.add_argument("b", metavar="B", nargs="?", help="another run; or else one of the experiments on A's state:")
     states = parser.add_mutually_exclusive_group()
     states.add_argument("--clear-state", action="store_true", help="reset the state at each segment")

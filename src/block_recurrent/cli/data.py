@@ -44,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sub = command("prepare", "turn documents into a folder of tokens for training and evaluation", _prepare)
     sub.add_argument("sources", nargs="+", metavar="SOURCE", help=SOURCES)
     sub.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder to make")
-    sub.add_argument("--tokenizer", default="bytes", help="bytes, or a SentencePiece file")
+    sub.add_argument(
+        "--tokenizer", default="bytes", help="bytes, a SentencePiece file, a name of 'brt models', or a run"
+    )
     add_unit(sub)
     add_shares(sub)
     sub.add_argument("--strict", action="store_true", help="refuse text that is not UTF-8 instead of replacing")

@@ -1,7 +1,7 @@
-"""`brt demo`: the whole system in some minutes, on text that every machine has.
+"""`brt demo`: five minutes that show what a memory is worth, on text that every machine has.
 
-The demo is a list of `brt` commands. Each is printed before it runs, so that it can be tried again with other words.
-Every one of them resumes when it is run again, or is quick to repeat; so does the demo.
+The model in the box reads a text that it was not trained on. Then a small model is trained from scratch, stopped, and
+resumed bit for bit. Commands of ours are printed before they run. Run again, training goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -10,120 +10,305 @@ import argparse
 import json
 import shlex
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from block_recurrent.errors import BlockRecurrentError, ConfigError
+from block_recurrent import models
+from block_recurrent.cli.output import print_notes, size
+from block_recurrent.errors import BlockRecurrentError, ConfigError, FileFormatError
+from block_recurrent.io.output import print_table, write_file
 
-SYSTEMS = ("rec-fixed-skip", "slide-plus")
-SIZE = "tiny"
-STEPS = 400
-WRITTEN = 400
-READ_BYTES = 100_000
-"""About as long as the module that is read before writing; the nearest in the test split is taken."""
+if TYPE_CHECKING:
+    from block_recurrent.studies.demo import Document, Unseen
+
+MARKER = "demo.json"
+STOPPED = 130
+STEPS, QUICK_STEPS = 200, 6
+QUICK_TOKENS = 2000
+SYSTEM = "rec-fixed-skip"
+DEFINITIONS = (
+    "With its memory: all that came before is in the memory. State cleared: the recurrent state is set back at each "
+    "segment, and the window of tokens stays. With nothing: each window of tokens is read by itself."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="the folder of all it makes")
-    parser.add_argument("--source", default="stdlib", help="what to train on: stdlib, a folder or a file")
-    parser.add_argument("--size", default=SIZE, help="of both models")
-    parser.add_argument("--steps", type=int, default=STEPS, help="of training, for each")
+    parser.add_argument("--out", type=Path, help="the folder of all it makes (default: runs/demo, or runs/demo-quick)")
+    parser.add_argument("--model", help="who reads: a name of 'brt models', or a run (default: code, or what is there)")
+    parser.add_argument("--text", metavar="FILE", help="a UTF-8 text to read (default: a module of Python's library)")
+    parser.add_argument(
+        "--source", default="stdlib", help="what the small model is trained on: stdlib, a folder, a file"
+    )
+    parser.add_argument("--size", help="of the small model (default: tiny; with --quick micro)")
+    parser.add_argument("--steps", type=int, help=f"of its training (default: {STEPS}; with --quick {QUICK_STEPS})")
+    parser.add_argument("--quick", action="store_true", help="all of it in seconds: little is read, little is learned")
+    parser.add_argument("--open", action="store_true", help="open the report in a browser at the end")
+
+
+@dataclass
+class _Demo:
+    """Settings, and what was found so far."""
+
+    out: Path
+    model: str | None
+    text: str | None
+    source: str
+    size: str
+    steps: int
+    quick: bool
+    found: dict[str, Any] = field(default_factory=dict)
+    closing: list[list[str]] = field(default_factory=list)
+    step: int = 0
+
+    def say(self, title: str, what: str) -> None:
+        self.step += 1
+        print(f"\n{self.step}. {title}\n   {what}", flush=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.steps < 1:
-        raise ConfigError(f"--steps is {args.steps}: it must be at least 1")
+    if args.steps is not None and args.steps < 2:
+        raise ConfigError(f"--steps is {args.steps}: it must be at least 2, one before the stop and one after it")
     began = time.monotonic()
-    data, runs = args.out / "data", [args.out / system for system in SYSTEMS]
-    if not (data / "manifest.json").is_file():
-        _brt("data", "prepare", args.source, "--out", data, "--tokenizer", "bytes")
-    for system, folder in zip(SYSTEMS, runs, strict=True):
-        _brt("train", "--system", system, "--size", args.size, "--data", data, "--out", folder, *_training(args.steps))
-    for folder in runs:
-        _brt("eval", folder, "--data", data, "--json", folder / "test.json", "--overwrite")
-    module = _module_to_read(data, args.out)
-    _brt("compare", *runs, "--data", data, "--document", module.name, "--out", args.out, "--no-png", "--overwrite")
-    memory = args.out / "module.memory"
-    _brt("read", runs[0], module.path, "--memory", memory, "--overwrite")
-    _brt("write", runs[0], "--memory", memory, "--tokens", WRITTEN, "--temperature", 0.6, "--seed", 1, "--go-on")
-    _close(args, module, time.monotonic() - began)
+    demo = _Demo(
+        args.out or Path("runs/demo-quick" if args.quick else "runs/demo"),
+        args.model or _default_model(args.text is not None),
+        args.text,
+        args.source,
+        args.size or ("micro" if args.quick else "tiny"),
+        args.steps or (QUICK_STEPS if args.quick else STEPS),
+        args.quick,
+    )
+    _claim(demo)
+    if demo.model is None:
+        print(
+            "There is no model in the box: this package was built without (see 'brt models'). The part that reads is "
+            "left out; a model is trained from scratch."
+        )
+    else:
+        _reading(demo)
+    _training(demo)
+    _close(demo, time.monotonic() - began, args.open)
     return 0
 
 
-def _brt(*words: object) -> None:
-    """Run a command of ours, having shown it."""
-    from block_recurrent.cli.main import dispatch
-
-    command = [str(word) for word in words]
-    print(f"\n$ brt {shlex.join(command)}", flush=True)
-    if dispatch(command):
-        raise BlockRecurrentError("the demo was stopped; rerun it to resume")
+def _default_model(has_text: bool) -> str | None:
+    there = models.names()
+    wanted = ("books", "code") if has_text else ("code", "books")
+    return next((name for name in wanted if name in there), there[0] if there else None)
 
 
-def _training(steps: int) -> list[object]:
+def _claim(demo: _Demo) -> None:
+    """The folder is ours if it is empty, or if it was made by the same command."""
+    values = {key: getattr(demo, key) for key in ("model", "text", "source", "size", "steps", "quick")}
+    path = demo.out / MARKER
+    if path.is_file():
+        try:
+            before = json.loads(path.read_bytes())["settings"]
+        except (ValueError, KeyError, TypeError):
+            raise FileFormatError(f"'{path}' is damaged: remove '{demo.out}', or choose another --out") from None
+        if before != values:
+            raise ConfigError(f"'{demo.out}' holds a demo with other settings: choose another --out, or remove it")
+    elif demo.out.exists() and (not demo.out.is_dir() or any(demo.out.iterdir())):
+        raise ConfigError(f"'{demo.out}' exists and is not a demo's folder: choose another --out")
+    _save(demo, values)
+
+
+def _save(demo: _Demo, values: dict[str, Any] | None = None) -> None:
+    values = values or json.loads((demo.out / MARKER).read_bytes())["settings"]
+    text = json.dumps({"settings": values, "found": demo.found}, indent=1, ensure_ascii=False)
+    write_file(demo.out / MARKER, text + "\n", make_folder=True)
+
+
+def _reading(demo: _Demo) -> None:
+    from block_recurrent.checkpoint import load_run
+    from block_recurrent.io.progress import shown_progress
+    from block_recurrent.studies.demo import given_text, read_unseen, unseen_modules
+
+    assert demo.model is not None
+    texts = [given_text(demo.text)] if demo.text else unseen_modules(demo.model)
+    loaded = load_run(demo.model)
+    print_notes(loaded.notes)
+    limit = QUICK_TOKENS if demo.quick else None
+    demo.say(
+        f"'{demo.model}' reads {texts[0].name}, which it has never seen",
+        "It reads once, from the beginning to the end. What it keeps of it is a memory whose size never changes.",
+    )
+    with shown_progress("reading") as progress:
+        document = read_unseen(loaded, texts[0], limit, progress)
+    places = document.reading.sizes
+    shown = [places[0], places[len(places) // 2], places[-1]]
+    print_table(["tokens read", "memory"], [[f"{tokens:,}", size(count)] for tokens, count in shown])
+    count = len(document.reading.tokens)
+    print(f"{count:,} tokens in {document.seconds:.1f} s ({count / document.seconds:,.0f} tokens/s)")
+    demo.found |= {
+        "document": document.name,
+        "definitions": DEFINITIONS,
+        "memory_bytes": places[-1][1],
+        "tokens": count,
+    }
+    demo.closing += [
+        ["tokens read", f"{count:,}"],
+        ["bytes of memory, at the start and at the end", f"{places[-1][1]:,}"],
+    ]
+    _scoring(demo, document)
+    _writing(demo, document, texts[1] if len(texts) > 1 else None)
+
+
+def _scoring(demo: _Demo, document: Document) -> None:
+    from block_recurrent.io.progress import shown_progress
+    from block_recurrent.studies.demo import worth_of
+    from block_recurrent.studies.memory_worth import MEMORY
+
+    demo.say("The second half, read in three ways", DEFINITIONS)
+    with shown_progress("scoring") as progress:
+        worth = worth_of(document, progress)
+    mine = worth["bits_per_token"][MEMORY]
+    rows = [
+        [way, f"{bits:.4f}", f"{worth['bits_per_byte'][way]:.4f}", f"{bits - mine:+.4f}"]
+        for way, bits in worth["bits_per_token"].items()
+    ]
+    print_table([f"{worth['tokens']:,} tokens", "bits per token", "bits per byte", "more bits per token"], rows)
+    demo.closing += [[f"bits per token, {way}", f"{bits:.3f}"] for way, bits in worth["bits_per_token"].items()]
+    demo.found["worth"] = worth
+    demo.say(
+        "Words that the memory got right",
+        f"Each was last said more than {document.engine.config.window} tokens before: out of the window's sight.",
+    )
+    words = [
+        [
+            w["word"],
+            f"{w['chance']:.0%}",
+            f"{w['chance_cleared']:.1%}",
+            f"{w['distance']:,}",
+            " ".join(w["before"].split())[-40:],
+        ]
+        for w in worth["words"]
+    ]
+    print_table(["word", "its chance", "state cleared", "last said, tokens ago", "after"], words)
+    demo.closing.append(["words remembered from beyond the window, as shown", str(len(words))])
+
+
+def _writing(demo: _Demo, document: Document, other: Unseen | None) -> None:
+    from block_recurrent.inference.session import Session
+    from block_recurrent.studies.demo import OTHER_BYTES, memory_hash, write_from
+
+    length = 16 if demo.quick else 80
+    prompt = "\n\n" if demo.text else "\n\ndef "
+    here, elsewhere = document.session(), Session(document.engine, document.loaded.tokenizer)
+    if other is not None:
+        elsewhere.read(other.text[: 600 if demo.quick else OTHER_BYTES])
+    name = other.name if other is not None else "nothing"
+    demo.say(
+        "One prompt, two memories", f"Both get {prompt!r} and the same random numbers; what differs is what was read."
+    )
+    written = [[f"memory of {document.name}", write_from(here, prompt, length, 1)]]
+    written.append([f"memory of {name}", write_from(elsewhere, prompt, length, 1)])
+    _print_texts(written)
+    demo.say("A fork costs nothing", "A memory is a value: two continuations from one memory, which stays as it was.")
+    before = memory_hash(here)
+    forks = [[f"fork {seed}", write_from(here, prompt, length // 2, seed)] for seed in (2, 3)]
+    _print_texts(forks)
+    print(f"the memory before and after: {before[:16]} {memory_hash(here)[:16]}")
+    document.session(at_end=True).save(demo.out / "document.memory")
+    demo.found["written"] = written + forks
+
+
+def _print_texts(texts: list[list[str]]) -> None:
+    for name, text in texts:
+        print(f"--- {name}")
+        print("\n".join(f"    {line}" for line in text.strip("\n").splitlines()), flush=True)
+
+
+def _training(demo: _Demo) -> None:
+    from block_recurrent.studies.demo import run_facts, stopped_at
+
+    demo.say(
+        f"A {SYSTEM} of size {demo.size} learns from scratch",
+        f"{demo.steps} steps on '{demo.source}', in one go; then the same again, stopped half way and resumed.",
+    )
+    data, whole, halves = (demo.out / name for name in ("data", "trained", "resumed"))
+    if not (data / "manifest.json").is_file():
+        _brt("data", "prepare", demo.source, "--out", data, "--tokenizer", "bytes")
+    _brt("train", *_recipe(demo, data, whole))
+    demo.say("Stopped by Ctrl-C, and resumed", "The run that was stopped ends with the same weights, bit for bit.")
+    if not list(halves.glob("checkpoints/step-*")):
+        with stopped_at(halves, demo.steps // 2):
+            _brt("train", *_recipe(demo, data, halves), stops=True)
+    _brt("train", *_recipe(demo, data, halves))
+    runs = {"in one go": run_facts(whole), "stopped and resumed": run_facts(halves)}
+    print_table(
+        ["run", "steps", "last loss", "SHA-256 of the weights"],
+        [[name, str(f["step"]), repr(f["losses"][-1]), f["weights"][:32]] for name, f in runs.items()],
+    )
+    first, second = runs.values()
+    if (first["weights"], first["losses"]) != (second["weights"], second["losses"]):
+        raise BlockRecurrentError("the resumed run differs from the one in one go: please report this")
+    demo.found["training"] = {"runs": runs}
+    held_out = first["held_out_bits"]
+    demo.closing += [
+        ["small model, bits per byte at its first step", f"{first['first_bits']:.3f}"],
+        [f"the same, held out, after {first['tokens']:,} tokens", "-" if held_out is None else f"{held_out:.3f}"],
+        ["weights after stop and resume", "the same, bit for bit"],
+    ]
+
+
+def _recipe(demo: _Demo, data: Path, out: Path) -> list[object]:
     """A short run: the learning rate falls to its end within it."""
     settings: dict[str, object] = {
         "optimizer.name": "adamw",
         "schedule.kind": "cosine",
         "schedule.learning_rate": 0.004,
         "schedule.final_learning_rate": 0.0002,
-        "schedule.warmup": min(40, steps // 4),
+        "schedule.warmup": min(40, demo.steps // 4),
         "model.dropout": 0.0,
         "model.attention_dropout": 0.0,
     }
-    every = max(1, steps // 4)
-    words: list[object] = ["--steps", steps, "--eval-every", every, "--eval-tokens", 65_536, "--save-every", every]
+    words: list[object] = ["--system", SYSTEM, "--size", demo.size, "--data", data, "--out", out, "--steps", demo.steps]
+    words += [
+        "--eval-every",
+        0,
+        "--eval-tokens",
+        1024 if demo.quick else 32_768,
+        "--save-every",
+        max(1, demo.steps // 4),
+    ]
     for key, value in settings.items():
         words += ["--set", f"{key}={value}"]
     return words
 
 
-class _Module(NamedTuple):
-    """A held-out document as a file."""
+def _brt(*words: object, stops: bool = False) -> None:
+    """Run a command of ours, having shown it."""
+    from block_recurrent.cli.main import dispatch
 
-    name: str
-    path: Path
-
-
-def _module_to_read(data: Path, out: Path) -> _Module:
-    from block_recurrent.data import Corpus
-
-    corpus = Corpus(data)
-    documents = corpus.documents("test")
-    if not documents:
-        raise ConfigError(f"'{data}' has no test documents: give a --source with more documents")
-    index = min(range(len(documents)), key=lambda i: abs(documents[i].bytes - READ_BYTES))
-    path = out / "module.txt"
-    path.write_bytes(b"".join(corpus.text_pieces("test", index)))
-    return _Module(documents[index].name, path)
+    command = [str(word) for word in words]
+    print(f"$ brt {shlex.join(command)}", flush=True)
+    if dispatch(command) not in ((0, STOPPED) if stops else (0,)):
+        raise BlockRecurrentError("the demo was stopped; rerun it to resume")
 
 
-def _close(args: argparse.Namespace, module: _Module, seconds: float) -> None:
-    from block_recurrent.io.output import print_table
-    from block_recurrent.train.report import read_metrics
+def _close(demo: _Demo, seconds: float, opens: bool) -> None:
+    from block_recurrent.studies.demo_page import write_demo_page
 
-    rows = []
-    for system in SYSTEMS:
-        folder = args.out / system
-        scores = json.loads((folder / "test.json").read_text())
-        training = [line for line in read_metrics(folder) if line["split"] == "train"]
-        speed = sorted(line["tokens_per_second"] for line in training)[len(training) // 2]
-        trained = training[-1]["tokens_seen"]
-        rows.append(
-            [system, f"{trained:,}", f"{speed:,.0f}", f"{scores['bits_per_byte']:.3f}", f"{scores['tokens']:,}"]
-        )
-    run = args.out / SYSTEMS[0]
+    page = demo.out / "report.html"
+    demo.found |= {"closing": demo.closing, "subtitle": f"brt demo, {seconds / 60:.1f} minutes"}
+    write_demo_page(page, demo.found)
+    _save(demo)
     print(f"\nDone in {seconds / 60:.1f} minutes.\n")
-    print_table(["system", "tokens trained on", "tokens/s", "bits per byte, held out", "tokens scored"], rows)
-    print(
-        f"\n{SYSTEMS[1]} costs about the same, but forgets what is a few windows back. So short a training teaches "
-        "little\nabout using a memory: what it is worth takes hours, see docs/recall.md and results/.\n"
-        f"\nThe report, token by token:  {args.out / 'report.html'}  (open it in a browser)\n"
-        f"The memory of {module.name}:  {args.out / 'module.memory'}\n"
-        "\nTry next:\n"
-        f"  brt write {run} --memory {args.out / 'module.memory'} --interactive\n"
-        f"  brt serve {run} --memories {args.out / 'memories'}   (then open http://127.0.0.1:8000 and drop a text in)\n"
-        f"  brt inspect {run} {module.path} --out {args.out / 'memory.html'}\n"
-        f"  brt data prepare YOUR-FOLDER --out build/mine && brt train --system {SYSTEMS[0]} --size tiny "
-        "--data build/mine --out runs/mine"
-    )
+    print_table(["in numbers", ""], demo.closing)
+    print(f"\nThe report:  {page}  (open it in a browser)\n\nTry next:")
+    if demo.model is not None:
+        memory = demo.out / "document.memory"
+        print(f"  brt write {demo.model} --memory {memory} --interactive")
+        print(f"  brt serve {demo.model} --memories {demo.out / 'memories'}   (a page to drop texts into)")
+        print(f"  brt data prepare YOUR-FOLDER --out build/mine --tokenizer {demo.model}")
+        print(f"  brt train --init-from {demo.model} --data build/mine --out runs/mine")
+    else:
+        print(f"  brt write {demo.out / 'trained'} --prompt 'def ' --tokens 200")
+        print("  brt data prepare YOUR-FOLDER --out build/mine")
+        print(f"  brt train --system {SYSTEM} --size tiny --data build/mine --out runs/mine")
+    if opens:
+        import webbrowser
+
+        webbrowser.open(page.resolve().as_uri())

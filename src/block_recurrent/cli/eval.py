@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.cli.output import add_json, check_outputs, give_json, print_notes
-from block_recurrent.cli.read import add_weights_argument
+from block_recurrent.cli.read import add_state_argument, add_weights_argument
 from block_recurrent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="a run's folder, or a checkpoint's; several are compared"
+        "runs", nargs="+", metavar="RUN", help="a run's folder, a checkpoint's, or a name of 'brt models'; several"
     )
     parser.add_argument(
         "--data", nargs="+", required=True, metavar="DIR", help="prepared documents: one folder, or one for each run"
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--words", choices=("auto", "counted", "pg19"), default="auto", help="what words are counted by"
     )
     add_weights_argument(parser)
+    add_state_argument(parser)
     add_scoring_arguments(parser)
 
 
@@ -83,11 +84,13 @@ def run(args: argparse.Namespace) -> int:
 
 def load(name: str, args: argparse.Namespace, checkpoint: str | None = None) -> LoadedRun:
     """The run, on the device asked for; says what the run has to say."""
-    from block_recurrent.checkpoint import load_run
+    from block_recurrent.checkpoint import load_run, load_state
     from block_recurrent.runtime import pick_device
 
     loaded = load_run(name, checkpoint or args.checkpoint, pick_device(args.device))
     print_notes(loaded.notes)
+    if getattr(args, "state", None):
+        load_state(loaded.model, args.state)
     return loaded
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="a run's folder, or one of its checkpoints")
+    parser.add_argument("run", help="a run's folder, one of its checkpoints, or a name of 'brt models'")
     parser.add_argument(
         "folder", nargs="?", metavar="DIR", help="a new folder for AutoModelForCausalLM.from_pretrained (extra 'hf')"
     )

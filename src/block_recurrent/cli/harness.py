@@ -9,7 +9,7 @@ from block_recurrent.errors import MissingExtraError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="a run's folder, or one of its checkpoints")
+    parser.add_argument("run", help="a run's folder, one of its checkpoints, or a name of 'brt models'")
     parser.add_argument("--books", metavar="DIR", help="a folder of texts: our task 'books'")
     parser.add_argument("--tasks", default="", metavar="A,B", help="tasks of the harness (default: none)")
     parser.add_argument("--limit", type=int, help="only so many documents of each task")

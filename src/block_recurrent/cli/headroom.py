@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's folder, or a checkpoint's")
+    parser.add_argument("run", metavar="RUN", help="a run's folder, a checkpoint's, or a name of 'brt models'")
     parser.add_argument("--data", required=True, metavar="DIR", help="a prepared folder")
     parser.add_argument("--split", default="test", help="train, validation or test")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="only the first N tokens of the split")

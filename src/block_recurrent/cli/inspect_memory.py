@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run of a rec- or feedback- system")
+    parser.add_argument("run", metavar="RUN", help="a run of a rec- or feedback- system, or a name of 'brt models'")
     parser.add_argument(
         "text", metavar="TEXT", help="a text file, or - for standard input; with --data, the name of a document"
     )

@@ -22,6 +22,7 @@ from block_recurrent.errors import FAILURE, USAGE, BlockRecurrentError, did_you_
 COMMANDS = {
     # name: (module, what it does, an example)
     "demo": ("demo", "all of it in five minutes, on text that every machine has", "brt demo"),
+    "models": ("models", "the models in the box, and their cards", "brt models show code"),
     "train": (
         "train",
         "train a model, or resume training it",

@@ -34,10 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Which model: the same for every command that reads or writes."""
-    parser.add_argument("run", help="a run's folder, or one of its checkpoints")
+    parser.add_argument("run", help="a run's folder, one of its checkpoints, or a name of 'brt models'")
     parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ...")
     add_weights_argument(parser)
+    add_state_argument(parser)
+
+
+def add_state_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--state", metavar="FILE", help="begin documents with this state ('brt train --tune state')")
 
 
 def add_weights_argument(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +59,7 @@ def open_session(args: argparse.Namespace, memory: str | None) -> Session:
     """The session to work with; says on stderr what the run has to say."""
     from block_recurrent.inference.open_session import session_of_run
 
-    session, notes = session_of_run(args.run, args.checkpoint, args.device, args.weights, memory)
+    session, notes = session_of_run(args.run, args.checkpoint, args.device, args.weights, memory, args.state)
     print_notes(notes)
     return session
 

@@ -27,7 +27,9 @@ LIMITS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="run", help="runs' folders, or checkpoints of them")
+    parser.add_argument(
+        "runs", nargs="+", metavar="run", help="runs' folders, checkpoints of them, or names of 'brt models'"
+    )
     parser.add_argument(
         "--memories", type=Path, default=Path("memories"), metavar="DIR", help="where memories are kept"
     )

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from block_recurrent.cli.output import size
 from block_recurrent.errors import ConfigError
 from block_recurrent.presets import SIZES, SYSTEMS
 from block_recurrent.run_config import (
@@ -16,6 +17,8 @@ from block_recurrent.run_config import (
     SECTIONS,
     RunConfig,
     check_keys,
+    check_same_tokenizer,
+    fine_tuning_values,
     merge,
     parse_settings,
     read_toml,
@@ -39,7 +42,13 @@ _SHORT: dict[str, tuple[str, type, str]] = {
     "--eval-every": ("eval.every", int, "steps between validations"),
     "--eval-tokens": ("eval.tokens", int, "tokens of a validation"),
     "--device": ("train.device", str, "auto, cpu, cuda, cuda:1, ..."),
-    "--init-from": ("train.init_from", str, "a run or checkpoint to take the weights from"),
+    "--init-from": (
+        "train.init_from",
+        str,
+        "a run, a checkpoint or a name of 'brt models' to take the weights from; without --system and --size, its "
+        "model and a recipe for fine-tuning come with it",
+    ),
+    "--tune": ("train.tune", str, "what learns: all, or state, which is kept in a file of its own"),
 }
 
 
@@ -95,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not args.out:
         raise ConfigError("--out is missing: name the run's folder")
+    from block_recurrent.runtime import is_launched
     from block_recurrent.train.loop import train
 
     try:
@@ -104,7 +114,23 @@ def run(args: argparse.Namespace) -> int:
         raise
     if not finished:
         print(f"to resume: {_command()}", file=sys.stderr)
-    return 0 if finished else STOPPED
+        return STOPPED
+    if config.train.init_from and not is_launched():
+        _show_gain(config, Path(args.out))
+    return 0
+
+
+def _show_gain(config: RunConfig, run: Path) -> None:
+    """What fine-tuning has brought, and the file of the state where that was tuned."""
+    from block_recurrent.train.fine_tuning import describe_gain, measure_gain, write_tuned_state
+
+    if config.train.tune == "state":
+        path = write_tuned_state(run)
+        print(
+            f"the tuned state is in '{path}' ({size(path.stat().st_size)}): "
+            f"brt write {config.train.init_from} --state {path}"
+        )
+    print(describe_gain(measure_gain(config, run)))
 
 
 def resolve_config(args: argparse.Namespace) -> RunConfig:
@@ -119,6 +145,9 @@ def resolve_config(args: argparse.Namespace) -> RunConfig:
     check_keys(file)
     given = merge(file, _flags(args))
     check_keys(given)
+    source = given.get("train", {}).get("init_from")
+    if source and not (given.get("system") or given.get("size")):
+        given = merge(fine_tuning_values(source, given), given)
     for name in ("system", "size"):
         if not given.get(name):
             raise ConfigError(f"--{name} is missing; 'brt presets' lists what there is")
@@ -127,7 +156,10 @@ def resolve_config(args: argparse.Namespace) -> RunConfig:
         raise ConfigError("--data is missing: name a folder made by 'brt data prepare'")
     from block_recurrent.data import Corpus
 
-    return resolve(given, Corpus(path).vocab_size)
+    corpus = Corpus(path)
+    if source:
+        check_same_tokenizer(source, corpus.tokenizer.sha256, path)
+    return resolve(given, corpus.vocab_size)
 
 
 def _flags(args: argparse.Namespace) -> dict[str, Any]:

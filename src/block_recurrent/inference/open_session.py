@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from block_recurrent.checkpoint import load_run
+from block_recurrent.checkpoint import load_run, load_state
 from block_recurrent.inference.engine import Engine
 from block_recurrent.inference.session import Session
 from block_recurrent.runtime import pick_device
@@ -16,11 +16,18 @@ def session_of_run(
     device: str = "auto",
     weights: str = "float32",
     memory: str | Path | None = None,
+    state: str | Path | None = None,
 ) -> tuple[Session, tuple[str, ...]]:
-    """A session of the run's model, fresh or from a memory file; and what the run has to say."""
+    """A session of the run's model, fresh or from a memory file; and what the run has to say.
+
+    state: a file of tuned initial states, which every document then begins with.
+    """
     loaded = load_run(run, checkpoint, pick_device(device))
+    if state is not None:
+        load_state(loaded.model, state)
     engine = Engine(loaded.model, weights)
     name = f"{run}, step {loaded.checkpoint.step}{'' if weights == 'float32' else f', {weights}'}"
+    name += f", state {Path(state).name}" if state else ""
     if memory is None:
         return Session(engine, loaded.tokenizer, name=name), loaded.notes
     return Session.load(memory, engine, loaded.tokenizer, name=name), loaded.notes

@@ -4,11 +4,13 @@ Values come from four places, each overriding the one before: the defaults of th
 size, a TOML file, and flags. What comes out is complete, and is saved with the run as `config.toml`.
 """
 
+from block_recurrent.run_config.fine_tuning import check_same_tokenizer, fine_tuning_values
 from block_recurrent.run_config.resolve import differences, merge, parse_settings, read_toml, resolve
 from block_recurrent.run_config.sections import (
     DTYPES,
     PARALLEL,
     SECTIONS,
+    TUNE,
     DataConfig,
     EvalConfig,
     OptimizerConfig,

@@ -19,6 +19,7 @@ SCHEDULES = ("inverse-sqrt", "cosine", "linear", "constant", "wsd")
 ENDING_SCHEDULES = ("cosine", "linear", "wsd")
 DTYPES = ("auto", "float32", "bfloat16")
 PARALLEL = ("ddp", "fsdp")
+TUNE = ("all", "state")
 
 
 class Section:
@@ -119,7 +120,9 @@ class TrainConfig(Section):
     log_every: int = 10
     """Steps between lines of the log; metrics.jsonl has every step."""
     init_from: str = ""
-    """A run or checkpoint whose weights are taken at the start."""
+    """A run, a checkpoint or a model in the box whose weights are taken at the start."""
+    tune: str = "all"
+    """What learns: all weights, or state: only the initial state of the recurrent layers."""
 
     @property
     def place(self) -> tuple[str, str, bool, bool]:
@@ -131,6 +134,7 @@ class TrainConfig(Section):
         self.at_least(0, "seed", "clip", "save_every")
         self.one_of("dtype", DTYPES)
         self.one_of("parallel", PARALLEL)
+        self.one_of("tune", TUNE)
         self.require(
             "lanes", self.lanes % self.accumulate == 0, f"it must be a multiple of accumulate {self.accumulate}"
         )

@@ -14,14 +14,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from block_recurrent import models
 from block_recurrent import runtime as rt
 from block_recurrent.accounting import cost_of
-from block_recurrent.checkpoint import Checkpoint, find_checkpoint, prune
+from block_recurrent.checkpoint import INITIAL_STATE, Checkpoint, find_checkpoint, prune
 from block_recurrent.data import Corpus, LaneStream, Segment, SegmentStream, Tokenizer
 from block_recurrent.errors import CheckpointError, ConfigError
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
-from block_recurrent.run_config import RunConfig
+from block_recurrent.run_config import RunConfig, check_same_tokenizer
 from block_recurrent.runtime import Runtime
 from block_recurrent.train.gate_metrics import GateActivations, state_norms
 from block_recurrent.train.loss import SegmentsLoss
@@ -106,6 +107,16 @@ def check_lanes(config: RunConfig, runtime: Runtime) -> None:
         )
 
 
+def freeze_all_but_initial_states(model: BlockRecurrentLM) -> None:
+    """State tuning: what a document begins with is all that learns."""
+    if not model.config.recurrent_layers:
+        raise ConfigError(
+            "train.tune is 'state', but this model has no recurrent state: take a rec- or feedback- system"
+        )
+    for name, p in model.named_parameters():
+        p.requires_grad_(name.endswith(INITIAL_STATE))
+
+
 class Trainer:
     """A model in training: its weights, optimizer, memories and data, all at one step."""
 
@@ -116,6 +127,8 @@ class Trainer:
         self.stream = self.task.stream
         rt.seed(config.train.seed)  # the same weights on every process
         model = BlockRecurrentLM(config.model).to(runtime.device)
+        if config.train.tune == "state":
+            freeze_all_but_initial_states(model)
         self.gates = GateActivations(model)
         prepare_layers(model, config.train)
         self.module = SegmentsLoss(model).train()
@@ -144,12 +157,13 @@ class Trainer:
             self.stream.load_state_dict(self.counters.cursor)
             return notes
         if self.config.train.init_from:
-            source = Path(self.config.train.init_from)
-            found, notes = find_checkpoint(source, source if (source / "manifest.json").is_file() else "last")
+            source, which, told = models.locate(self.config.train.init_from)
+            found, notes = find_checkpoint(source, which)
             if found is None:
                 raise CheckpointError(f"--init-from {source}: there is no checkpoint in it")
+            check_same_tokenizer(self.config.train.init_from, self.task.tokenizer.sha256, self.config.data.path)
             self.state.load_weights(found.path)
-            return notes
+            return told + notes
         return []
 
     def headline(self) -> str:

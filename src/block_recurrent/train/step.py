@@ -52,7 +52,7 @@ class Updater:
     ) -> None:
         self.config, self.runtime = config, runtime
         self.model, self.module, self.optimizer = model, module, optimizer
-        self.params = list(model.parameters())
+        self.params = [p for p in model.parameters() if p.requires_grad]
 
     def update(
         self,

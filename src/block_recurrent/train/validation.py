@@ -52,9 +52,9 @@ class Validator:
         return result if gain is None else result | {"state_gain": gain}
 
 
-def first_tokens(corpus: Corpus, count: int, lanes: int) -> list[NDArray[Any]]:
+def first_tokens(corpus: Corpus, count: int, lanes: int, split: str = SPLIT) -> list[NDArray[Any]]:
     """So many tokens in all (0: the whole split), from the beginnings of documents, the longest first."""
-    texts = [corpus.tokens(SPLIT, index) for index in np.argsort(-corpus.lengths(SPLIT), kind="stable")]
+    texts = [corpus.tokens(split, index) for index in np.argsort(-corpus.lengths(split), kind="stable")]
     if not count:
         return texts
     most, chosen = -(-count // lanes), []

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from block_recurrent import models
 from block_recurrent.data.utf8 import last_character_end, to_utf8
 from block_recurrent.errors import DataError
 
@@ -134,15 +135,20 @@ class ByteTokenizer(Tokenizer):
 
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
-    """The tokenizer `bytes`, or the one of a SentencePiece file."""
+    """The tokenizer `bytes`, the one of a SentencePiece file, or that of a run or a model in the box."""
     if str(name) == BYTES:
         return ByteTokenizer()
-    path = Path(name)
+    path, folder = Path(name), models.locate(name)[0]
+    if (folder / models.CONFIG).is_file():
+        path = folder / models.TOKENIZER
+        if not path.is_file():  # as every run without a vocabulary
+            return ByteTokenizer()
     try:
         model = path.read_bytes()
     except FileNotFoundError:
         raise DataError(
-            f"there is no tokenizer file '{path}'; give a SentencePiece file, or the word 'bytes'"
+            f"there is no tokenizer file '{path}'; give a SentencePiece file, or the word 'bytes', or a name that "
+            "'brt models' lists"
         ) from None
     except OSError as error:
         raise DataError(f"can't read the tokenizer file '{path}': {error.strerror or error}") from None

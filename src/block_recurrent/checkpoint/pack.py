@@ -1,0 +1,55 @@
+"""A run as a model for the box: one small folder that every command reads by its name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from block_recurrent.checkpoint.folders import aside_of, finish
+from block_recurrent.checkpoint.weights import WEIGHTS, LoadedRun
+from block_recurrent.errors import CheckpointError
+from block_recurrent.io.door import seal_json
+from block_recurrent.io.tensors import write_tensors
+from block_recurrent.models import CARD, CONFIG, TOKENIZER
+from block_recurrent.models.card import FORMAT, VERSION, card_text
+
+
+def pack(loaded: LoadedRun, card: dict[str, Any], out: Path, most_bytes: int) -> int:
+    """Write the folder, whole or not at all; a model that was there is replaced. Returns its bytes.
+
+    Matrices become bfloat16. Vectors (norms, gates, scales) are few, and decide how long a state lasts: they stay.
+    """
+    if out.exists() and not (out / CARD).is_file():
+        raise CheckpointError(f"'{out}' exists and is no model of ours: choose another --out")
+    weights = {
+        name: x.to(torch.bfloat16) if x.ndim >= 2 else x.float() for name, x in loaded.model.state_dict().items()
+    }
+    # Where the run's files were is nobody's business.
+    config = loaded.config.replace("data", path="").replace("train", init_from="", device="auto")
+    aside = aside_of(out)
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        write_tensors(aside / WEIGHTS, weights, {"step": str(loaded.checkpoint.step)})
+        (aside / CONFIG).write_text(config.to_toml(), encoding="utf-8")
+        if loaded.tokenizer.model is not None:
+            (aside / TOKENIZER).write_bytes(loaded.tokenizer.model)
+        sealed = seal_json(json.dumps({"format": FORMAT, "version": VERSION, **card}, indent=1, ensure_ascii=False))
+        (aside / CARD).write_text(sealed, encoding="utf-8")
+        (aside / "README.md").write_text(card_text(card), encoding="utf-8")
+        size = sum(path.stat().st_size for path in aside.iterdir())
+        if size > most_bytes:
+            raise CheckpointError(
+                f"the model has {size / 1e6:.1f} MB, and may have {most_bytes / 1e6:g}: train a smaller one, or allow "
+                "more with --most-mb"
+            )
+        finish(out, loaded.checkpoint.step, loaded.checkpoint.validation_bits)
+    except OSError as error:
+        raise CheckpointError(f"'{out}' can't be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return size

@@ -1,0 +1,108 @@
+"""`brt models`: the models in the box, their cards, and how a run becomes one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from block_recurrent.cli.output import add_json, check_outputs, give_json, print_notes
+from block_recurrent.errors import ConfigError
+from block_recurrent.io.output import print_table
+
+EVALUATIONS = {
+    "memory": "JSON of 'brt eval' on held-out documents",
+    "cleared": "the same with --clear-every SEGMENT",
+    "twin": "JSON of 'brt eval' of the twin without recurrence, of equal cost and tokens, on the same documents",
+    "headroom": "JSON of 'brt headroom'",
+    "needle": "JSON object of recall by distance",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=_list, overwrite=False)
+    add_json(parser)
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands (none: list the models)")
+    show = commands.add_parser("show", help="print the card of a model", allow_abbrev=False)
+    show.add_argument("name", help="a name that 'brt models' lists, or the folder of a packed model")
+    show.add_argument("--json", nargs="?", const="-", metavar="FILE", help="the card as JSON; '-' or no FILE: print it")
+    show.set_defaults(action=_show)
+    what = "make a model for the box of a run: bfloat16 weights, tokenizer and card in one folder"
+    example = "example: brt models pack runs/long --name code --out code --about about.toml --memory eval.json"
+    pack = commands.add_parser("pack", help=what, description=what, epilog=example, allow_abbrev=False)
+    pack.add_argument("run", metavar="RUN", help="a run's folder, one of its checkpoints, or a name of 'brt models'")
+    pack.add_argument("--name", required=True, help="what the model is called")
+    pack.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder to make")
+    pack.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder")
+    pack.add_argument(
+        "--about",
+        type=Path,
+        metavar="FILE",
+        help="TOML: summary, data, licence, command (texts), limits (texts), samples (title and text)",
+    )
+    pack.add_argument("--data", type=Path, metavar="DIR", help="the prepared data: its documents are listed")
+    for name, text in EVALUATIONS.items():
+        pack.add_argument(f"--{name}", type=Path, metavar="FILE", help=text)
+    pack.add_argument("--most-mb", type=float, default=12.0, metavar="MB", help="what the folder may weigh")
+    pack.add_argument("--overwrite", action="store_true", help="replace a model that is there")
+    pack.set_defaults(action=_pack)
+
+
+def run(args: argparse.Namespace) -> int:
+    return args.action(args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    from block_recurrent import models
+    from block_recurrent.models.card import read_card
+
+    check_outputs(args, "json")
+    cards = {name: read_card(models.ROOM / name) for name in models.names()}
+    sizes = {name: sum(path.stat().st_size for path in (models.ROOM / name).iterdir()) for name in cards}
+    give_json(args, [{**card, "bytes": sizes[name]} for name, card in cards.items()])
+    if args.json == "-":
+        return 0
+    if not cards:
+        print("there is no model in the box: this package was built without; 'brt models pack' makes one of a run")
+        return 0
+    head = ["name", "MB", "parameters", "licence", "bits per byte", "state cleared", "twin", "tokens", "what"]
+    print_table(head, [_row(name, card, sizes[name]) for name, card in cards.items()])
+    print("'brt models show NAME' prints the card. A name serves wherever a run or a tokenizer is asked for.")
+    return 0
+
+
+def _row(name: str, card: dict[str, Any], size: int) -> list[str]:
+    found = card["evaluation"]
+    bits = [f"{found[key]['bits_per_byte']:.3f}" if key in found else "-" for key in ("memory", "cleared", "twin")]
+    counts = f"{card['model']['parameters'] / 1e6:.1f}M", f"{card['training']['tokens'] / 1e6:,.1f}M"
+    return [name, f"{size / 1e6:.1f}", counts[0], card["licence"], *bits, counts[1], card["summary"]]
+
+
+def _show(args: argparse.Namespace) -> int:
+    from block_recurrent.models.card import card_of, card_text
+
+    check_outputs(args, "json")
+    card = card_of(args.name)
+    give_json(args, card)
+    if args.json != "-":
+        print(card_text(card))
+    return 0
+
+
+def _pack(args: argparse.Namespace) -> int:
+    if not args.name.replace("-", "").isalnum():
+        raise ConfigError(f"--name is '{args.name}': letters, digits and dashes only, it must not look like a path")
+    if args.out.exists() and not args.overwrite:
+        raise ConfigError(f"'{args.out}' exists: give --overwrite to replace it, or another --out")
+    from block_recurrent.checkpoint import load_run
+    from block_recurrent.checkpoint.pack import pack
+    from block_recurrent.models import locate
+    from block_recurrent.studies.model_card import make_card
+
+    loaded = load_run(args.run, args.checkpoint)
+    print_notes(loaded.notes)
+    files = {name: path for name in EVALUATIONS if (path := getattr(args, name)) is not None}
+    card = make_card(args.name, loaded, locate(args.run)[0], args.about, args.data, files)
+    size = pack(loaded, card, args.out, round(args.most_mb * 1e6))
+    print(f"step {loaded.checkpoint.step} of '{args.run}' is in '{args.out}' ({size / 1e6:.1f} MB)")
+    return 0

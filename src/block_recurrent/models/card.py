@@ -1,0 +1,130 @@
+"""Model cards: what a model was made of, what it can do and what it can't, as `card.json` and as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from block_recurrent import models
+from block_recurrent.errors import ConfigError, did_you_mean
+from block_recurrent.io import door
+from block_recurrent.io.output import markdown
+
+FORMAT = "block-recurrent model card"
+VERSION = 2
+"""Sealed, as all that we write from version 2 on."""
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+_TEXTS = ("name", "summary", "licence")
+_PARTS = ("data", "model", "training", "evaluation")
+_LISTS = ("samples", "limits")
+RULES: dict[str, door.Rule] = {
+    **dict.fromkeys(_TEXTS, door.is_text),
+    **dict.fromkeys(_PARTS, _is_dict),
+    **dict.fromkeys(_LISTS, _is_list),
+}
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """The card of a model's folder; one that was edited after it was written is an error."""
+    return door.read_manifest(folder / models.CARD, FORMAT, {VERSION: RULES})
+
+
+def card_of(name: str) -> dict[str, Any]:
+    """The card of a model in the box, or of a folder that `brt models pack` made."""
+    folder = models.locate(name)[0]
+    if not (folder / models.CARD).is_file():
+        known = models.names()
+        listed = ", ".join(known) if known else "none in this installation"
+        raise ConfigError(f"there is no model '{name}' in the box{did_you_mean(name, known)}; models: {listed}")
+    return read_card(folder)
+
+
+def card_text(card: dict[str, Any]) -> str:
+    """The card as Markdown."""
+    model, training = card["model"], card["training"]
+    parts = [
+        f"# {card['name']}\n\n{card['summary']}\n",
+        f"Licence: {card['licence']}. {model['system']} {model['size']}: {model['parameters']:,} parameters "
+        f"({model['parameters_without_embeddings']:,} without embeddings), vocabulary {model['vocabulary']:,}, window "
+        f"{model['window']}, segment {model['segment']}, {model['states']} states, memory "
+        f"{model['memory_bytes']:,} bytes whatever was read.\n",
+        _evaluation(card["evaluation"]),
+        _data(card["data"]),
+        f"## Training\n\n{training['tokens']:,} tokens in {training['steps']:,} steps.\n\n"
+        + (f"    {training['command']}\n\n" if training["command"] else "")
+        + "Recipe: "
+        + ", ".join(f"{key}={value}" for key, value in training["recipe"].items())
+        + ".\n",
+        _curve(training["curve"]),
+        *(f"## {sample['title']}\n\n{_indented(sample['text'])}\n" for sample in card["samples"]),
+        _bullets("Limits", card["limits"]),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _evaluation(found: dict[str, Any]) -> str:
+    names = {"memory": "with its memory", "cleared": "state cleared", "twin": "twin without recurrence"}
+    rows = []
+    for key, label in names.items():
+        if key in found:
+            row = found[key]
+            interval = row.get("interval_95")
+            within = f"{interval[0]:.4f} to {interval[1]:.4f}" if interval else "-"
+            counts = [f"{row['documents']:,}", f"{row['tokens']:,}"]
+            rows.append([label, f"{row['bits_per_byte']:.4f}", within, f"{row['bits_per_token']:.4f}", *counts])
+    if not rows:
+        return "## Evaluation\n\nNot evaluated yet.\n"
+    head = ["held-out documents", "bits per byte", "95% interval", "bits per token", "documents", "tokens"]
+    lines = [f"## Evaluation\n\n{markdown(head, rows)}"]
+    for key, label in (("state_saves", "Carrying the state saves"), ("twin_minus_model", "The twin needs more by")):
+        if key in found:
+            gap = found[key]
+            within = gap["interval_95"]
+            shown = f" (95% interval over documents {within[0]:+.4f} to {within[1]:+.4f})" if within else ""
+            lines.append(f"{label}: {gap['bits_per_token']:+.4f} bits per token{shown}.\n")
+    for key in ("headroom", "needle"):
+        if key in found:
+            lines.append(f"{key.capitalize()}: {_flat(found[key])}.\n")
+    return "\n".join(lines)
+
+
+def _data(data: dict[str, Any]) -> str:
+    lines = [f"## Data\n\n{data['about']}\n"]
+    lines += [f"- {split}: {n['documents']:,} documents, {n['bytes']:,} bytes" for split, n in data["splits"].items()]
+    if data["trained_on"]:
+        lines.append(f"\nTrained on: {', '.join(data['trained_on'])}.")
+    return "\n".join(lines) + "\n"
+
+
+def _curve(curve: list[dict[str, Any]]) -> str:
+    if not curve:
+        return ""
+    rows = [
+        [f"{p['tokens']:,}", f"{p['bits_per_token']:.4f}", "-" if p["state_gain"] is None else f"{p['state_gain']:.4f}"]
+        for p in curve
+    ]
+    return markdown(["tokens trained on", "validation, bits per token", "saved by the state"], rows)
+
+
+def _bullets(title: str, lines: list[str]) -> str:
+    return f"## {title}\n\n" + "".join(f"- {line}\n" for line in lines) if lines else ""
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
+
+
+def _flat(values: Any) -> str:
+    """Nested plain values in one line."""
+    if isinstance(values, dict):
+        return ", ".join(f"{key} {_flat(value)}" for key, value in values.items())
+    return f"{values:.4f}" if isinstance(values, float) else str(values)
