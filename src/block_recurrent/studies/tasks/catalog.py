@@ -167,21 +167,21 @@ TASKS: dict[str, Callable[[], TaskSpec]] = {
     "capacity": _capacity,
 }
 
-# Size micro is for seconds: models of 2 layers, and short problems whose answers lie beyond the reach of windows through
+# Size micro is for seconds: models of 2 layers, and short problems whose answers lie beyond the reach of windows in
 # all 3 layers of slide-plus, which costs as much; one point each.
-_QUICK = TaskTraining(350, 50, learning_rate=5e-3, lanes=64)
-_SMALL = STARTS | {"num_layers": 2, "num_states": 8}
+_QUICK = TaskTraining(220, 20, learning_rate=5e-3, finished=0.15, enough=200)
+_SMALL = STARTS | {"num_layers": 2, "num_states": 4}
 _MICRO: dict[str, dict[str, Any]] = {
-    "copy-24": {"problem": Copy(times=1), "levels": (7,), "tests": (7,), "window": 2},
-    "reverse-24": {"problem": Copy(times=1, backwards=True, away=6), "levels": (2, 5), "tests": (5,), "window": 2},
-    "retrieval": {"problem": Retrieval(4, 4, away=3), "levels": (1, 2, 4), "tests": (4,), "window": 1},
-    "mqar": {"problem": MQAR(16, 4, away=12), "levels": (1, 2, 4), "tests": (4,), "window": 4},
+    "copy-24": {"problem": Copy(times=1), "levels": (4,), "tests": (4,), "window": 1},
+    "reverse-24": {"problem": Copy(times=1, backwards=True, away=3), "levels": (3,), "tests": (3,), "window": 1},
+    "retrieval": {"problem": Retrieval(4, 8, away=6), "levels": (1, 2), "tests": (2,), "window": 2},
+    "mqar": {"problem": MQAR(16, 6, away=6), "levels": (1, 2), "tests": (2,), "window": 2},
     "parity": {"levels": (2, 4, 8), "tests": (8, 12)},
     "even-pairs": {"levels": (4, 8), "tests": (8, 12)},
     "cycle-navigation": {"levels": (2, 4, 6), "tests": (6, 8)},
-    "modular-arithmetic": {"levels": (3, 5, 7), "tests": (7, 9)},
-    "selective-copying": {"problem": SelectiveCopying(28, 4, 12), "levels": (1, 2, 4), "tests": (4,), "window": 4},
-    "capacity": {"problem": Names(8, 4, 12), "levels": (1, 2, 4), "tests": (1, 2, 4), "window": 4},
+    "modular-arithmetic": {"levels": (1, 3, 5), "tests": (5, 7)},
+    "selective-copying": {"problem": SelectiveCopying(12, 8, 6), "levels": (1, 2), "tests": (2,), "window": 2},
+    "capacity": {"problem": Names(8, 8, 6), "levels": (1, 2), "tests": (1, 2), "window": 2},
 }
 
 

@@ -17,8 +17,6 @@ from block_recurrent.errors import DataError
 from block_recurrent.studies.curriculum import Curriculum, Stages
 from block_recurrent.studies.tasks.problem import Example, Problem, batch_of
 
-ENOUGH = 1000  # answers that a stage is judged by
-
 
 @dataclass(frozen=True)
 class TaskTraining:
@@ -31,6 +29,7 @@ class TaskTraining:
     gate_rate: float = 3.0  # times the learning rate, for the biases of gates
     mastered: float = 0.5  # bits of an answer under which the next level comes
     finished: float = 0.02  # bits of an answer at the last level under which the cooldown begins
+    enough: int = 1000  # answers that a stage is judged by
     earlier: float = 0.2  # share of batches from levels before the present one
     seed: int = 0
 
@@ -80,7 +79,7 @@ class TaskStream(SegmentStream):
     ) -> None:
         """stages: of another run, in batches; None: by mastery. part: rank, and number of processes."""
         self.problem, self.levels, self.training, self.window, self.pieces = problem, levels, training, window, pieces
-        self.curriculum = Curriculum(training, levels, stages, ENOUGH, training.finished)
+        self.curriculum = Curriculum(training, levels, stages, training.enough, training.finished)
         rank, world = part
         self._mine = slice(rank * training.lanes // world, (rank + 1) * training.lanes // world)
         self._given = 0  # segments so far
