@@ -13,7 +13,7 @@ from block_recurrent import preset
 from block_recurrent.checkpoint import load_run
 from block_recurrent.errors import ConfigError
 from block_recurrent.run_config import RunConfig
-from block_recurrent.studies.curriculum import Curriculum, PlantedStream, RecallTraining, Stages
+from block_recurrent.studies.curriculum import Curriculum, PlantedStream, RecallTraining, Stages, doublings
 from block_recurrent.studies.planted import ASK, NAMES, PlantedNames, distance_buckets
 from block_recurrent.studies.recall import SPLIT, TOKENIZER, make_documents, train_recall
 from block_recurrent.train.loop import Trainer
@@ -104,12 +104,12 @@ def test_buckets() -> None:
 
 
 def test_stages_grow_when_mastered_and_end() -> None:
-    curriculum = Curriculum(RecallTraining(longest=256, cooldown=5), first=64, enough=10)
+    curriculum = Curriculum(RecallTraining(cooldown=5), doublings(64, 256), enough=10)
     observed: list[tuple[int, float]] = [(9, 0.1), (20, 0.9), (20, 0.1), (10, 0.1), (10, 0.1), (10, 0.1)]
     seen = []
     for step, (names, bits) in enumerate(observed, start=1):
         curriculum.observe(step, [bits] * names)
-        seen.append((curriculum.longest_at(step + 1), curriculum.last_step))
+        seen.append((curriculum.level_at(step + 1), curriculum.last_step))
     # Too few to tell; not good enough; mastered; mastered; the last stage; nothing more.
     assert seen == [(64, None), (64, None), (128, None), (256, None), (256, 10), (256, 10)]
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -91,6 +92,19 @@ def check_clearing(study: Study, out: Path) -> None:
         assert top["where"] == "beyond"
 
 
+def check_needles(study: Study, out: Path) -> None:
+    """The same model finds a name that was planted in a text of noise, by its state."""
+    noise = np.random.default_rng(5).choice(list("tuvwxyz "), 700)
+    (out.parent / "noise.txt").write_text("".join(noise))
+    flags = ["--needle", "?{answer} ", "--question", "?", "--answers", ",".join("ABCDEFGHIJKLMNOP")]
+    flags += ["--distances", "200,600", "--data", str(out.parent / "noise.txt"), "--out", str(out)]
+    assert main(["tasks", "run", "needle", "--run", str(study.folder / "rec-fixed-skip"), *flags]) == 0
+    for row in json.loads((out / "needle.json").read_text())["by_distance"]:
+        assert row["memory, rank"] < 2
+        assert row["memory, bits"] < 1.5 < 3 < row["nothing, bits"]
+        assert row["without state, bits"] > 3
+
+
 # One test each, not several with a common fixture: two workers would train two models.
 def test_recall_from_beyond_ten_times_the_reach(tmp_path: Path) -> None:
     training = RecallTraining(steps=1200, cooldown=100, tokens_per_step=1024, longest=640)
@@ -99,6 +113,7 @@ def test_recall_from_beyond_ten_times_the_reach(tmp_path: Path) -> None:
     check_recall(study, farthest=640)
     check_comparison(study, tmp_path / "report")
     check_clearing(study, tmp_path / "clearing")
+    check_needles(study, tmp_path / "needles")
     labels = [series.label for series in recall_chart(study.found).series]
     assert labels == ["rec-fixed-skip", "rec-fixed-skip, state cleared", "slide-plus"]
 

@@ -59,6 +59,11 @@ COMMANDS = {
         "train on planted names, and measure recall by distance",
         "brt recall --system rec-fixed-skip --out build/recall",
     ),
+    "tasks": (
+        "tasks",
+        "memory tasks with published numbers: copy, recall, regular languages, needles",
+        "brt tasks run copy-24 --system rec-fixed-skip --against slide-plus --out build/tasks",
+    ),
     "read": (
         "read",
         "read a text once, and keep its memory in a file",

@@ -1,11 +1,13 @@
-"""Training on planted names: distances that grow as they are mastered. What made the difference: docs/recall.md."""
+"""Stages that grow as they are mastered, and training on planted names in them. What it is worth: docs/recall.md."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,7 @@ from block_recurrent.run_config import DataConfig, EvalConfig, OptimizerConfig, 
 from block_recurrent.studies.planted import Lesson, PlantedNames
 
 Stages = list[tuple[int, int]]
-"""(step, longest documents from this step on), and at last (step, 0): the learning rate falls from here."""
+"""(step, level from this step on, such as the longest documents), and at last (step, 0): the learning rate falls."""
 
 
 @dataclass(frozen=True)
@@ -54,36 +56,65 @@ class RecallTraining:
         )
 
 
-class Curriculum:
-    """Twice as long as soon as the far half of the present lengths is mastered; or the stages of another run again."""
+class Pace(Protocol):
+    """What a curriculum wants to know of the training that it belongs to."""
 
-    def __init__(self, settings: RecallTraining, first: int, stages: Stages | None = None, enough: int = 300) -> None:
-        self.settings, self.enough = settings, enough
-        self.last = max(first, settings.longest)
-        self.stages: Stages = list(stages or [(1, first)])
+    @property
+    def steps(self) -> int: ...
+    @property
+    def cooldown(self) -> int: ...
+    @property
+    def mastered(self) -> float: ...
+
+
+class Curriculum:
+    """The next level as soon as the present one is mastered; or the stages of another run again."""
+
+    def __init__(
+        self,
+        settings: Pace,
+        levels: Sequence[int],
+        stages: Stages | None = None,
+        enough: int = 300,
+        finished: float | None = None,
+    ) -> None:
+        """levels: ascending. finished: bits under which training may end; None: as for every other level."""
+        self.settings, self.levels, self.enough = settings, list(levels), enough
+        self.finished = settings.mastered if finished is None else finished
+        self.stages: Stages = list(stages or [(1, self.levels[0])])
         self.recent: deque[float] = deque(maxlen=enough)
-        """Bits of the names that were last asked for at far distances of the present stage."""
+        """Bits of the last answers that the present stage is judged by."""
 
     @property
     def last_step(self) -> int | None:
-        step, longest = self.stages[-1]
-        return None if longest else step + self.settings.cooldown - 1
+        step, level = self.stages[-1]
+        return None if level else step + self.settings.cooldown - 1
 
-    def longest_at(self, step: int) -> int:
-        """The longest documents that begin at this step."""
-        return max(longest for start, longest in self.stages if start <= step)
+    def level_at(self, step: int) -> int:
+        """The highest level of what begins at this step."""
+        return max(level for start, level in self.stages if start <= step)
 
-    def observe(self, step: int, far_bits: list[float]) -> None:
-        """After an update. Names from far are looked at until there are enough of them to tell."""
-        longest = self.stages[-1][1]
-        if not longest:
+    def observe(self, step: int, bits: list[float]) -> None:
+        """After an update. Answers are looked at until there are enough of them to tell."""
+        level = self.stages[-1][1]
+        if not level:
             return
-        self.recent.extend(far_bits)
-        if len(self.recent) == self.enough and np.mean(self.recent) < self.settings.mastered:
+        self.recent.extend(bits)
+        is_last = level >= self.levels[-1]
+        wanted = self.finished if is_last else self.settings.mastered
+        if len(self.recent) == self.enough and np.mean(self.recent) < wanted:
             self.recent.clear()
-            self.stages.append((step + 1, 0 if longest >= self.last else min(2 * longest, self.last)))
+            self.stages.append((step + 1, 0 if is_last else next(x for x in self.levels if x > level)))
         elif step == self.settings.steps - self.settings.cooldown:
             self.stages.append((step + 1, 0))
+
+
+def doublings(first: int, last: int) -> list[int]:
+    """From the first to the last, each twice the one before, or the last."""
+    levels = [first]
+    while levels[-1] < last:
+        levels.append(min(2 * levels[-1], last))
+    return levels
 
 
 class PlantedStream(SegmentStream):
@@ -102,7 +133,7 @@ class PlantedStream(SegmentStream):
     ) -> None:
         self.task, self.settings, self.segment = task, settings, config.model.segment
         first = max(self.segment, settings.first or 4 * task.window)
-        self.curriculum = Curriculum(settings, first, stages)
+        self.curriculum = Curriculum(settings, doublings(first, settings.longest), stages)
         lanes = config.train.lanes
         self._mine = slice(rank * lanes // world, (rank + 1) * lanes // world)
         self._given, self._begun = 0, 0  # segments, and documents, so far
@@ -125,7 +156,7 @@ class PlantedStream(SegmentStream):
         for lane, place in enumerate(self._lanes):
             if place is None:
                 self._begun += 1
-                place = [self._begun, self.curriculum.longest_at(self._given), 0]
+                place = [self._begun, self.curriculum.level_at(self._given), 0]
             number, longest, begin = place
             if number not in self._lessons:
                 self._lessons[number] = self._lesson(number, longest)
@@ -150,7 +181,7 @@ class PlantedStream(SegmentStream):
         return self.task.lesson(rng, segments * self.segment, settings.gap, say_again, settings.noise_share)
 
     def observe(self, step: int, nats: NDArray[np.float32]) -> dict[str, float]:
-        longest = self.curriculum.longest_at(step)
+        longest = self.curriculum.level_at(step)
         far = self._distance > max(self.task.window, longest // 2)
         found = {"near_bits": (self._distance > 0) & ~far, "far_bits": far}
         bits = nats / math.log(2)

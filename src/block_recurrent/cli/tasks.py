@@ -1,0 +1,251 @@
+"""`brt tasks`: memory tasks with published numbers, trained from nothing and measured."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from block_recurrent.cli.output import add_json, check_outputs, give_json
+from block_recurrent.errors import ConfigError, DataError
+from block_recurrent.io.output import markdown, print_table, write_file, write_json
+from block_recurrent.presets import SIZES, SYSTEMS, preset
+from block_recurrent.run_config import check_keys, parse_settings
+
+if TYPE_CHECKING:
+    from block_recurrent.studies.tasks.study import TaskStudy
+
+STOPPED = 130
+OTHERS = {
+    "recall": "planted names by distance, as 'brt recall'; accuracy is given in bits",
+    "needle": "a sentence planted in books, for a trained model: --run RUN --data BOOK...",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = commands.add_parser("list", help="all tasks", epilog="example: brt tasks list", allow_abbrev=False)
+    add_json(listing)
+    example = "brt tasks run copy-24 --system rec-fixed-skip --against slide-plus --size tiny --out build/tasks"
+    run = commands.add_parser(
+        "run", help="train systems on tasks, and measure them", epilog=f"example: {example}", allow_abbrev=False
+    )
+    run.add_argument("names", nargs="+", metavar="NAME", help="tasks; 'brt tasks list' names all")
+    run.add_argument("--system", default="rec-fixed-skip", help=f"what to train: {', '.join(SYSTEMS)}")
+    run.add_argument("--against", nargs="+", default=[], metavar="SYSTEM", help="taught exactly the same")
+    run.add_argument("--size", default="micro", help=f"how large: {', '.join(SIZES)}; micro also makes short examples")
+    run.add_argument("--seeds", type=int, default=1, metavar="K", help="runs of each model; more can follow later")
+    run.add_argument(
+        "--budget",
+        type=float,
+        metavar="MINUTES",
+        help="of training at most, for each run, by the first system's time (default: the task's own steps)",
+    )
+    run.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder of runs and results")
+    run.add_argument("--threads", type=int, default=1, help="processor threads; small models gain little by 2")
+    run.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="of the task (task.steps, task.levels, ...) or of all models (model.num_states, ...); repeatable",
+    )
+    needle = run.add_argument_group("needle")
+    needle.add_argument("--run", metavar="RUN", help="a trained run's folder, or one of its checkpoints")
+    needle.add_argument("--data", nargs="+", default=[], metavar="BOOK", help="books: UTF-8 text files")
+    needle.add_argument("--needle", metavar="TEXT", help="the sentence to plant, with {answer} in it")
+    needle.add_argument("--question", metavar="TEXT", help="what the answer follows")
+    needle.add_argument("--answers", metavar="A,B", help="answers to choose from, as they follow the question")
+    needle.add_argument("--distances", metavar="N,M", help="tokens of the book between needle and question")
+    add_json(run)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_outputs(args, "json")
+    return _list(args) if args.action == "list" else _run(args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    from block_recurrent.studies.tasks.catalog import TASKS, spec_of
+
+    rows = [
+        {
+            "name": name,
+            "what": spec_of(name, "").what,
+            "published": [row._asdict() for row in spec_of(name, "").published],
+        }
+        for name in TASKS
+    ] + [{"name": name, "what": what, "published": []} for name, what in OTHERS.items()]
+    give_json(args, rows)
+    if args.json != "-":
+        for row in rows:
+            said = "; ".join(f"{p['system']} {p['accuracy']:.2f}" for p in row["published"])
+            print(f"{row['name']:18}  {row['what']}" + (f"\n{'':18}  published: {said}" if said else ""))
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    for name, least in (("seeds", 1), ("threads", 1)):
+        if getattr(args, name) < least:
+            raise ConfigError(f"--{name} is {getattr(args, name)}: it must be at least {least}")
+    if args.budget is not None and not args.budget > 0:
+        raise ConfigError(f"--budget is {args.budget}: it must be more than 0 minutes")
+    systems = list(dict.fromkeys([args.system, *args.against]))
+    for system in systems:
+        preset(system, args.size)  # says so if there is no such system or size
+    works = [(name, _work(name, args, systems)) for name in dict.fromkeys(args.names)]  # errors before the first begins
+    import torch
+
+    torch.set_num_threads(args.threads)
+    found = {}
+    for name, work in works:
+        try:
+            found[name] = work()
+        except OSError as error:
+            raise DataError(f"can't write to '{args.out}': {error.strerror or error}") from None
+        if found[name] is None:
+            print("stopped; the same command goes on", file=sys.stderr)
+            return STOPPED
+    give_json(args, found)
+    return 0
+
+
+def _work(name: str, args: argparse.Namespace, systems: list[str]) -> Any:
+    """What makes the results of a task."""
+    if name == "needle":
+        return _needle_work(args)
+    if name == "recall":
+        return lambda: _recall(args, systems)
+    study = _study(name, args, systems)
+    return lambda: _train_and_measure(study, args)
+
+
+def _study(name: str, args: argparse.Namespace, systems: list[str]) -> TaskStudy:
+    from block_recurrent.studies.tasks.catalog import spec_of
+    from block_recurrent.studies.tasks.study import TaskStudy
+
+    task: dict[str, Any] = {}
+    model: dict[str, Any] = {}
+    for text in args.set:
+        ((section, values),) = parse_settings([text]).items()
+        if section not in ("task", "model"):
+            raise ConfigError(f"--set {text}: the section must be task or model")
+        (task if section == "task" else model).update(values)
+    check_keys({"model": model})
+    spec = spec_of(name, args.size).changed(task)
+    settings = {f"task.{key}": value for key, value in task.items()}
+    settings |= {f"model.{key}": value for key, value in model.items()}
+    study = TaskStudy(spec, args.size, tuple(systems), args.out, args.seeds, args.budget, settings, model)
+    for system in systems:
+        for point in spec.points_of(system):
+            study.model_config(system, point)
+    return study
+
+
+def _train_and_measure(study: TaskStudy, args: argparse.Namespace) -> dict[str, Any] | None:
+    from block_recurrent.studies.tasks.report import chart, describe, page
+    from block_recurrent.studies.tasks.study import run_task
+
+    found = run_task(study, _tell)
+    if found is None:
+        return None
+    found = _with_origin(found)
+    _write(args.out, study.spec.name, found, page(found))
+    _plot(args.out / study.spec.name, chart(found, study.spec.by_state))
+    if args.json != "-":
+        print(describe(found))
+        print(f"wrote {study.spec.name}.json, .md and plots in {args.out}; runs are there too")
+    return found
+
+
+def _recall(args: argparse.Namespace, systems: list[str]) -> dict[str, Any] | None:
+    from block_recurrent.studies.curriculum import RecallTraining
+    from block_recurrent.studies.recall import RecallSettings, recall_study
+    from block_recurrent.studies.recall_report import describe_recall, recall_chart
+
+    steps = parse_settings([text for text in args.set if text.startswith("task.steps=")]).get("task", {}).get("steps")
+    training = RecallTraining() if steps is None else RecallTraining(steps, max(1, min(300, steps // 3)))
+    against = systems[1] if len(systems) > 1 else None
+    settings = RecallSettings(args.system, against, args.size, training=training)
+    found = recall_study(settings, args.out / "runs" / "recall")
+    if found is None:
+        return None
+    found = _with_origin({"task": "recall", **found})
+    said = describe_recall(found)
+    _write(args.out, "recall", found, f"# recall\n\n`{found['command']}`\n\n```text\n{said}\n```\n")
+    _plot(args.out / "recall", recall_chart(found))
+    if args.json != "-":
+        print(said)
+    return found
+
+
+def _needle_work(args: argparse.Namespace) -> Any:
+    if not args.run or not args.data:
+        raise ConfigError("needle needs a trained model and books: --run RUN --data BOOK.txt")
+    from block_recurrent.studies.tasks.needle import Needle
+
+    given: dict[str, Any] = {"sentence": args.needle, "question": args.question}
+    given["answers"] = tuple(args.answers.split(",")) if args.answers else None
+    try:
+        given["distances"] = tuple(map(int, args.distances.split(","))) if args.distances else None
+    except ValueError:
+        raise ConfigError(f"--distances is '{args.distances}': it must be whole numbers, such as 1000,5000") from None
+    needle = Needle(**{key: value for key, value in given.items() if value is not None})
+    return lambda: _find_needles(args, needle)
+
+
+def _find_needles(args: argparse.Namespace, needle: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from block_recurrent.checkpoint import load_run
+    from block_recurrent.inference.text_input import read_text
+    from block_recurrent.io.progress import shown_progress
+    from block_recurrent.studies.tasks.needle import find_needles, summary
+
+    loaded = load_run(args.run)
+    books = {Path(name).name: "".join(read_text(name)) for name in args.data}
+    with shown_progress("reading") as progress:
+        results = find_needles(loaded.model, loaded.tokenizer, books, needle, progress)
+    rows = summary(results)
+    head = list(rows[0])
+    cells = [[f"{v:,}" if isinstance(v, int) else f"{v:.2f}" for v in row.values()] for row in rows]
+    facts = {"task": "needle", "run": str(args.run), "system": loaded.config.system, "size": loaded.config.size}
+    found = _with_origin({**facts, "needle": asdict(needle), "by_distance": rows, "results": results})
+    note = f"Rank of the answer among {len(needle.answers)}, and its bits; chance is a rank of {_middle(needle):.1f}."
+    page = f"# needle\n\n`{found['command']}`\n\n{note}\n\n{markdown(head, cells)}"
+    args.out.mkdir(parents=True, exist_ok=True)
+    _write(args.out, "needle", found, page)
+    if args.json != "-":
+        print_table(head, cells)
+        print(note)
+    return found
+
+
+def _middle(needle: Any) -> float:
+    return (len(needle.answers) + 1) / 2
+
+
+def _with_origin(found: dict[str, Any]) -> dict[str, Any]:
+    from block_recurrent.bench.harness import machine, versions
+
+    command = shlex.join(["brt", *sys.argv[1:]])
+    return {"command": command, **found, "machine": machine(), "versions": versions()}
+
+
+def _write(out: Path, name: str, found: dict[str, Any], page: str) -> None:
+    write_json(out / f"{name}.json", found)
+    write_file(out / f"{name}.md", page)
+
+
+def _plot(path: Path, chart: Any) -> None:
+    from block_recurrent.analysis.plots import has_matplotlib, write_chart
+
+    write_chart(path.with_name(f"{path.name}.html"), chart)
+    if has_matplotlib():
+        write_chart(path.with_name(f"{path.name}.png"), chart)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,68 @@
+"""What every memory task is made of: examples with answers, made from a seed.
+
+tokens    x1 x2 x3 |  y1 y2
+targets    .  .  . y1 y2 y3      only answers carry loss, and only they are measured
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Example(NamedTuple):
+    """One document, position by position."""
+
+    tokens: NDArray[np.int64]
+    targets: NDArray[np.int64]  # 0 where nothing is asked
+    mask: NDArray[np.bool_]  # where an answer is the target
+
+
+class Problem(ABC):
+    """A task. Its examples have a level, such as their length or the number of pairs: the higher, the harder."""
+
+    @property
+    @abstractmethod
+    def symbols(self) -> int:
+        """Size of the vocabulary, without the document mark."""
+
+    @property
+    @abstractmethod
+    def chance(self) -> float:
+        """Accuracy of who knows the rules and has forgotten the example."""
+
+    @abstractmethod
+    def length(self, level: int) -> int:
+        """Tokens of an example."""
+
+    @abstractmethod
+    def example(self, rng: np.random.Generator, level: int) -> Example:
+        """An example; the same for the same random numbers."""
+
+    def for_tests(self) -> Problem:
+        """The problem that accuracy is measured on, where training mixes what tests keep apart."""
+        return self
+
+
+def ask(tokens: NDArray[np.int64], first: int, answers: NDArray[np.int64]) -> Example:
+    """An example whose answers are the targets from place `first` on, one after the other."""
+    places = first + np.arange(len(answers))
+    return ask_at(tokens, places, answers)
+
+
+def ask_at(tokens: NDArray[np.int64], places: NDArray[np.int64], answers: NDArray[np.int64]) -> Example:
+    """An example whose answers are the targets at these places."""
+    targets, mask = np.zeros(len(tokens), np.int64), np.zeros(len(tokens), bool)
+    targets[places], mask[places] = answers, True
+    return Example(tokens.astype(np.int64), targets, mask)
+
+
+def batch_of(problem: Problem, rng: np.random.Generator, level: int, lanes: int, length: int, pad: int) -> Example:
+    """Examples of one level, a row each, filled up with `pad` to `length`."""
+    examples = [problem.example(rng, level) for _ in range(lanes)]
+    tokens, targets, mask = (np.stack(column) for column in zip(*examples, strict=True))
+    fill = ((0, 0), (0, length - tokens.shape[1]))
+    return Example(np.pad(tokens, fill, constant_values=pad), np.pad(targets, fill), np.pad(mask, fill))
