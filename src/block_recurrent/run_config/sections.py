@@ -120,6 +120,12 @@ class TrainConfig(Section):
     """Steps between lines of the log; metrics.jsonl has every step."""
     init_from: str = ""
     """A run or checkpoint whose weights are taken at the start."""
+    tensorboard: bool = True
+    """Whether metrics also go to tensorboard/, where TensorBoard is installed."""
+    wandb: str = ""
+    """A project at Weights & Biases that metrics also go to; empty is none."""
+    wandb_offline: bool = False
+    """Whether they only go to files in wandb/, for `wandb sync`."""
 
     @property
     def place(self) -> tuple[str, str, bool, bool]:

@@ -23,6 +23,7 @@ from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.run_config import RunConfig
 from block_recurrent.runtime import Runtime
+from block_recurrent.train.boards import Board, open_boards
 from block_recurrent.train.gate_metrics import GateActivations, state_norms
 from block_recurrent.train.loss import SegmentsLoss
 from block_recurrent.train.optimizer import make_optimizer
@@ -72,7 +73,9 @@ def train(config: RunConfig, run: Path, resume: str = "auto", open_task: OpenTas
         first = trainer.counters.step
         if runtime.is_main:
             cut_back(run / METRICS, first)
-        reporter = Reporter(run if runtime.is_main else None, config.train.steps, first, config.train.log_every)
+        boards: list[Board] = []
+        runtime.on_main(lambda: boards.extend(open_boards(run, trainer.config, first)))
+        reporter = Reporter(run if runtime.is_main else None, config.train.steps, first, config.train.log_every, boards)
         with reporter:
             for note in notes:
                 reporter.warn(note)
