@@ -13,8 +13,8 @@ def page() -> str:
     lines = [
         "# Command line",
         "",
-        "Generated from the parsers. `brt COMMAND --help` prints the same on a terminal. Exit codes: 0 for success, 1 for"
-        " a failure, 2 for wrong usage, 130 after Ctrl-C; errors are one line on standard error.",
+        "Generated from the parsers. `brt COMMAND --help` prints the same on a terminal. Exit codes: 0 for success,"
+        " 1 for a failure, 2 for wrong usage, 130 after Ctrl-C; errors are one line on standard error.",
         "",
         "| command | |",
         "| --- | --- |",

@@ -159,10 +159,11 @@ class Trainer:
         """What the run is, in a line."""
         config, train = self.config, self.config.train
         params = sum(p.numel() for p in self.state.model.parameters())
-        done = f"goes on after step {self.counters.step}" if self.counters.step else "starts"
+        step, steps = self.counters.step, f"{train.steps:,} steps"
+        begin = f"resuming after step {step} of {steps}" if step else f"starting: {steps}"
         missing = "" if self.task.evaluate else "; the data has no validation split, so there is no validation"
         return (
-            f"{config.system} {config.size} {done} of {train.steps}: {params:,} parameters, {train.lanes} lanes of "
+            f"{config.system} {config.size}, {begin}, {params:,} parameters, {train.lanes} lanes of "
             f"{config.model.segment} tokens, {self.runtime.device.type} {train.dtype}{missing}"
         )
 
