@@ -53,6 +53,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         if re.match(r"[a-z]+:", target):
             return match[0]
         place = posixpath.normpath(posixpath.join(here, target)).removeprefix("docs/")
+        if place.endswith(".ipynb") and source != place.replace(".ipynb", ".md"):
+            place = place.replace(".ipynb", ".md")  # the page of the notebook, but for its own link to the file
         return f"{match[1]}{posixpath.relpath(place, posixpath.dirname(source) or '.')}{match[3]}"
 
     return _LINK.sub(moved, markdown)
