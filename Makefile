@@ -39,8 +39,8 @@ sanitize: $(STAMP)
 
 # pip-audit needs its database of advisories: without a network there is nothing to ask.
 lint: $(STAMP)
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests scripts docs
+	$(BIN)/ruff format --check src tests scripts docs
 	$(BIN)/mypy
 	@if $(BIN)/python -m pip_audit --version >/dev/null 2>&1; then $(BIN)/python -m pip_audit -r constraints.txt \
 		--no-deps --disable-pip --timeout 5 || test $$? -ne 1 || echo "pip-audit: see above (or no network)"; fi
