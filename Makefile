@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SANITIZED_INCLUDE = -I$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('include'))")
 
-.PHONY: install demo test test-slow sanitize lint wheel clean
+.PHONY: install demo test test-slow sanitize lint docs notebooks wheel clean
 
 install: $(STAMP)
 
@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard src/block_recurrent/ops/cpp/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(STAMP)
 
-# What a memory is worth, in about five minutes; run again, training goes on where it stopped.
+# What a memory is worth, in about five minutes; rerun it to resume.
 demo: $(STAMP)
 	$(BIN)/brt demo
 
@@ -39,11 +39,21 @@ sanitize: $(STAMP)
 
 # pip-audit needs its database of advisories: without a network there is nothing to ask.
 lint: $(STAMP)
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests scripts docs
+	$(BIN)/ruff format --check src tests scripts docs
 	$(BIN)/mypy
 	@if $(BIN)/python -m pip_audit --version >/dev/null 2>&1; then $(BIN)/python -m pip_audit -r constraints.txt \
 		--no-deps --disable-pip --timeout 5 || test $$? -ne 1 || echo "pip-audit: see above (or no network)"; fi
+
+# Offline and strict: a link that leads nowhere is an error. `make docs` also draws the figures.
+docs: $(STAMP)
+	$(BIN)/python scripts/figures.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
+
+# The notebooks, run top to bottom, with their outputs.
+notebooks: $(STAMP)
+	$(BIN)/python scripts/run_notebooks.py
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel

@@ -20,6 +20,8 @@ from tests.made_text import make_text
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = sorted(page.name for page in DOCS.glob("*.md") if page.name != "serving.md")  # tests/serve runs that one
 FROM_SCRATCH = ("data.md", "training.md")
+TUTORIALS = [f"tutorials/{name}.md" for name in ("first-model", "your-books", "library")]  # tests/serve has the fourth
+ELSEWHERE = ("hub.md", "writing.md", "recipes.md")  # tests/hub and tests/train run their examples
 SMALLER = [
     (r"--size \S+", "--size micro"),
     (r"--steps \d+", "--steps 2"),
@@ -32,7 +34,7 @@ SMALLER = [
     (r"--nproc-per-node \d+", "--standalone --nproc-per-node 2"),
     (r"build/pg19", "build/books"),
     (r"(brt train|block_recurrent train|highway.py train) (?!.*--steps)", r"\1 --steps 2 --lanes 2 "),
-    (r"prepare (installed|pypi:.*) --out", "prepare books/ --out"),  # the network; tests/data has these sources
+    (r"prepare (stdlib|installed|pypi:.*) --out", "prepare books/ --out"),  # slow, the network; tests/data has them
     (r"brt recall", "brt recall --steps 3 --documents 4 --distance 64"),
 ]
 
@@ -118,11 +120,8 @@ def make_elsewhere(folder: Path, name: str) -> Path:
     return other
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page, "python") and page not in ("hub.md", "writing.md")]
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python") and page not in ELSEWHERE])
 def test_every_example_runs(page: str, folder: Path, room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of hub.md and writing.md are run in tests/hub."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(models, "ROOM", room)
     known: dict[str, Any] = {
@@ -138,7 +137,16 @@ def test_every_example_runs(page: str, folder: Path, room: Path, monkeypatch: py
     assert logits.isfinite().all()
 
 
-def test_links_lead_somewhere() -> None:
-    for page in DOCS.glob("*.md"):
-        for link in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8")):
-            assert (DOCS / link).exists(), f"{page.name}: {link}"
+def test_the_tutorials_run_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each continues from the one before, in a folder with nothing but books."""
+    monkeypatch.chdir(make_elsewhere(folder, "tutorials"))
+    Path("vocabulary.model").unlink()
+    for page in TUTORIALS:
+        parts = re.findall(r"```(sh|python)\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+        assert parts
+        for kind, part in parts:
+            if kind == "python":
+                exec(compile(part, page, "exec"), {})
+                continue
+            for command in part.splitlines():
+                run(smaller(command))

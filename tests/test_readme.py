@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from block_recurrent.cli.main import COMMANDS
+
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+MODELS = re.compile(r"<!-- models -->.*?<!-- /models -->\n", flags=re.DOTALL)
+if "models" not in COMMANDS:  # the section on the models of the package, while it has none
+    README = MODELS.sub("", README)
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
 
 
@@ -61,3 +66,9 @@ def test_the_make_targets_exist() -> None:
 def test_links_lead_somewhere() -> None:
     for link in re.findall(r"\]\((?!http)([^)]+)\)", README):
         assert (Path(__file__).parent.parent / link).exists(), link
+
+
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) < 150
+    results = README.partition("## Results")[2].partition("##")[0]
+    assert len(re.findall(r"^\| ", results, flags=re.MULTILINE)) <= 2 + 8

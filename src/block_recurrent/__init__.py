@@ -22,6 +22,7 @@ _HOMES = {
     "keep_freed_memory": "allocator",
     "load_run": "checkpoint",
     "preset": "presets",
+    "save_run": "checkpoint",
 }
 
 __all__ = ["__version__", *_HOMES]
@@ -29,6 +30,7 @@ __all__ = ["__version__", *_HOMES]
 if TYPE_CHECKING:
     from block_recurrent.allocator import keep_freed_memory as keep_freed_memory
     from block_recurrent.checkpoint import load_run as load_run
+    from block_recurrent.checkpoint import save_run as save_run
     from block_recurrent.config import ModelConfig as ModelConfig
     from block_recurrent.inference.engine import Engine as Engine
     from block_recurrent.inference.session import Session as Session

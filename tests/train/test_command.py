@@ -59,7 +59,7 @@ def test_stopped_and_started_again(number: signal.Signals, whole: Path, corpus: 
         assert "stopped after step" in said
         assert f"to resume: brt {shlex.join(command)}\n" in said
     assert main(command) == 0
-    assert "goes on after step" in (tmp_path / "log.txt").read_text()
+    assert "resuming after step" in (tmp_path / "log.txt").read_text()
     assert read_metrics(tmp_path) == read_metrics(whole)
 
 

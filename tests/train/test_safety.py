@@ -136,7 +136,7 @@ def test_damaged_newest(make_config: MakeConfig, tmp_path: Path, capsys: pytest.
     assert train(config, run) is True
     said = capsys.readouterr().err
     assert "step-00000008' is damaged: model.safetensors does not have the hash" in said
-    assert "goes on after step 6 of 12" in said
+    assert "resuming after step 6 of 12 steps" in said
     assert "kept as 'unused-step-00000008'" in said
     assert [x for x in read_metrics(run) if x["split"] == "train"] == read_metrics(tmp_path / "whole", "train")
 

@@ -1,4 +1,4 @@
-"""Checkpoint folders: whole or not there at all, hashed, and readable by every command. And `load_run`.
+"""Checkpoint folders: whole or not there at all, hashed, and readable by every command. And `load_run`, `save_run`.
 
 A run is a folder:
 
@@ -28,6 +28,7 @@ from block_recurrent.checkpoint.folders import (
     sweep,
     verify,
 )
+from block_recurrent.checkpoint.save import save_run
 from block_recurrent.checkpoint.sharded import SHARDED, WEIGHT_PREFIX, read_sharded
 from block_recurrent.checkpoint.state_file import INITIAL_STATE, load_state, save_state
 from block_recurrent.checkpoint.weights import (

@@ -18,6 +18,7 @@ EXTRAS = {
     "parquet": ("pyarrow", "Parquet sources"),
     "datasets": ("datasets", "sources of the Hugging Face hub, hf:NAME"),
     "tensorboard": ("tensorboard", "curves of training"),
+    "wandb": ("wandb", "curves of training at Weights & Biases"),
     "plots": ("matplotlib", "pictures as PNG"),
     "hf": ("transformers", "brt export for transformers"),
     "lm-eval": ("lm_eval", "lm-evaluation-harness"),

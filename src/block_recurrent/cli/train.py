@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 from block_recurrent.cli.output import size
-from block_recurrent.errors import ConfigError
+from block_recurrent.errors import ConfigError, MissingExtraError
 from block_recurrent.presets import SIZES, SYSTEMS
 from block_recurrent.run_config import (
     DTYPES,
@@ -86,6 +87,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="less memory, more time (train.checkpoint_activations)",
     )
+    parser.add_argument(
+        "--tensorboard",
+        action=argparse.BooleanOptionalAction,
+        help="metrics for TensorBoard too (train.tensorboard; default: where it is installed)",
+    )
+    parser.add_argument(
+        "--wandb", nargs="?", const="block-recurrent", metavar="PROJECT", help="metrics to wandb too (train.wandb)"
+    )
+    parser.add_argument(
+        "--wandb-offline", action="store_true", default=None, help="files for 'wandb sync' only (train.wandb_offline)"
+    )
 
 
 def _default(key: str) -> str:
@@ -102,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
 
         dry_run(config)
         return 0
+    if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise MissingExtraError("--tensorboard", "tensorboard")
     if not args.out:
         raise ConfigError("--out is missing: name the run's folder")
     from block_recurrent.runtime import is_launched
@@ -171,6 +185,9 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
         "--tf32": "train.tf32",
         "--compile": "train.compile",
         "--checkpoint-activations": "train.checkpoint_activations",
+        "--tensorboard": "train.tensorboard",
+        "--wandb": "train.wandb",
+        "--wandb-offline": "train.wandb_offline",
     }
     values: dict[str, Any] = {name: value for name in ("system", "size") if (value := getattr(args, name))}
     for flag, path in short.items():

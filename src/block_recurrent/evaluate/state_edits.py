@@ -132,7 +132,7 @@ def check_recurrent(config: ModelConfig) -> None:
 
 
 def check_period(period: int, window: int, flag: str) -> None:
-    """An error, unless the period ends at block borders, the only places where the state is at rest."""
+    """An error, unless the period ends at block borders, the only places where the state is defined."""
     if period < window or period % window:
         nearest = max(1, round(period / window)) * window
         raise ConfigError(

@@ -119,7 +119,7 @@ class DocumentMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all lanes; the same however much was read."""
+        """Bytes of all lanes; the same regardless of how much was read."""
         total = 0
         for layer in self.layers:
             held = [layer.keys, layer.values] + ([] if layer.state is None else [layer.state])

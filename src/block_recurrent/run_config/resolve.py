@@ -131,6 +131,9 @@ _FREE = {
         "keep",
         "log_every",
         "init_from",
+        "tensorboard",
+        "wandb",
+        "wandb_offline",
     },
     "eval": {item.name for item in dataclasses.fields(EvalConfig)},
 }

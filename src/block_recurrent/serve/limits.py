@@ -47,7 +47,7 @@ class Limits:
 
 
 class Admission:
-    """Counts what is under way; more than the limit is refused at once rather than kept for ever."""
+    """Counts what is under way; more than the limit is refused at once rather than kept waiting."""
 
     def __init__(self, most: int) -> None:
         self.most, self.count = most, 0

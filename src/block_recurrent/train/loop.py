@@ -24,6 +24,7 @@ from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.run_config import RunConfig, check_same_tokenizer
 from block_recurrent.runtime import Runtime
+from block_recurrent.train.boards import Board, open_boards
 from block_recurrent.train.gate_metrics import GateActivations, state_norms
 from block_recurrent.train.loss import SegmentsLoss
 from block_recurrent.train.optimizer import make_optimizer
@@ -73,7 +74,9 @@ def train(config: RunConfig, run: Path, resume: str = "auto", open_task: OpenTas
         first = trainer.counters.step
         if runtime.is_main:
             cut_back(run / METRICS, first)
-        reporter = Reporter(run if runtime.is_main else None, config.train.steps, first, config.train.log_every)
+        boards: list[Board] = []
+        runtime.on_main(lambda: boards.extend(open_boards(run, trainer.config, first)))
+        reporter = Reporter(run if runtime.is_main else None, config.train.steps, first, config.train.log_every, boards)
         with reporter:
             for note in notes:
                 reporter.warn(note)
@@ -170,10 +173,11 @@ class Trainer:
         """What the run is, in a line."""
         config, train = self.config, self.config.train
         params = sum(p.numel() for p in self.state.model.parameters())
-        done = f"goes on after step {self.counters.step}" if self.counters.step else "starts"
+        step, steps = self.counters.step, f"{train.steps:,} steps"
+        begin = f"resuming after step {step} of {steps}" if step else f"starting: {steps}"
         missing = "" if self.task.evaluate else "; the data has no validation split, so there is no validation"
         return (
-            f"{config.system} {config.size} {done} of {train.steps}: {params:,} parameters, {train.lanes} lanes of "
+            f"{config.system} {config.size}, {begin}, {params:,} parameters, {train.lanes} lanes of "
             f"{config.model.segment} tokens, {self.runtime.device.type} {train.dtype}{missing}"
         )
 

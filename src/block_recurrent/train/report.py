@@ -1,11 +1,10 @@
-"""What a run says: metrics.jsonl, log.txt, TensorBoard, and a line of progress on the terminal."""
+"""What a run says: metrics.jsonl, log.txt, boards (TensorBoard, wandb), and a line of progress on the terminal."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from block_recurrent.errors import TrainingError
+from block_recurrent.train.boards import Board
 
 METRICS = "metrics.jsonl"
 LOG = "log.txt"
@@ -43,14 +43,14 @@ def cut_back(metrics: Path, step: int) -> None:
 class Reporter:
     """Writes what happens. On processes other than the main one (`run` is None) it does nothing."""
 
-    def __init__(self, run: Path | None, steps: int, start: int, log_every: int) -> None:
+    def __init__(self, run: Path | None, steps: int, start: int, log_every: int, boards: Sequence[Board] = ()) -> None:
         self.is_silent = run is None
+        self._boards = boards
         self._steps, self._log_every = steps, log_every
         if run is None:
             return
         self._metrics: TextIO = _open(run / METRICS)
         self._log: TextIO = _open(run / LOG)
-        self._board = _tensorboard(run, start)
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=self._console, disable=not self._console.is_terminal)
@@ -67,8 +67,8 @@ class Reporter:
         self._progress.stop()
         if error is not None:
             self._write(self._log, f"{_now()} stopped: {type(error).__name__}: {error}")
-        if self._board is not None:
-            self._board.close()
+        for board in self._boards:
+            board.close()
         self._metrics.close()
         self._log.close()
 
@@ -88,15 +88,13 @@ class Reporter:
             self._progress.update(self._task, description=text)
 
     def metrics(self, record: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl, flushed; and what is due on the log, the terminal and TensorBoard."""
+        """One line of metrics.jsonl, flushed; and what is due on the log, the terminal and the boards."""
         if self.is_silent:
             return
         self._write(self._metrics, json.dumps(record))
         step, split = record["step"], record["split"]
-        if self._board is not None:
-            for key, value in record.items():
-                if isinstance(value, (int, float)) and key != "step":
-                    self._board.add_scalar(f"{split}/{key}", value, step)
+        for board in self._boards:
+            board.log(record)
         if split == "train":
             speed = f"{record['bits_per_token']:.3f} bits, {record['tokens_per_second']:,.0f} tokens/s"
             self._progress.update(self._task, completed=step, description=speed)
@@ -130,14 +128,6 @@ def _open(path: Path) -> TextIO:
         return open(path, "a", encoding="utf-8")
     except OSError as error:
         raise TrainingError(f"'{path}' can't be written: {error.strerror or error}") from None
-
-
-def _tensorboard(run: Path, start: int) -> Any:
-    if importlib.util.find_spec("tensorboard") is None:
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(run / "tensorboard"), purge_step=start + 1)
 
 
 def _now() -> str:

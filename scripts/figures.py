@@ -1,0 +1,208 @@
+"""Draws the figures of the README and of the documentation: `python scripts/figures.py` writes docs/images/*.svg.
+
+Each figure is an SVG with a background of its own, whose colors follow the reader's color scheme: it is readable on
+light and dark pages, whichever theme the page around it has.
+"""
+
+from __future__ import annotations
+
+import sys
+from html import escape
+from pathlib import Path
+
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+
+STYLE = """
+:root{--paper:#ffffff;--ink:#1f2937;--soft:#64748b;--line:#94a3b8;--token:#e2e8f0;--seen:#bfdbfe;--blue:#2563eb;
+--state:#fde68a;--amber:#b45309;--cell:#f8fafc}
+@media (prefers-color-scheme:dark){:root{--paper:#161b22;--ink:#e6edf3;--soft:#9aa7b6;--line:#586474;--token:#2b3440;
+--seen:#1e3a66;--blue:#7ab2ff;--state:#8a6a1c;--amber:#f6c453;--cell:#1d242d}}
+text{font:18px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:var(--ink)}
+.soft{fill:var(--soft)}.small{font-size:15px}.bold{font-weight:600}.mid{text-anchor:middle}.end{text-anchor:end}
+.code{font:16px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
+.blue{fill:var(--blue)}.amber{fill:var(--amber)}
+.paper{fill:var(--paper)}.cell{fill:var(--cell);stroke:var(--line);stroke-width:1.5}
+.token{fill:var(--token)}.seen{fill:var(--seen)}.state{fill:var(--state)}
+.line{stroke:var(--line);stroke-width:2;fill:none}.up{stroke:var(--blue);stroke-width:2.5;fill:none}
+.across{stroke:var(--amber);stroke-width:3.5;fill:none}.dash{stroke-dasharray:5 5}
+.gate{fill:var(--paper);stroke:var(--amber);stroke-width:2.5}
+.blue-head{fill:var(--blue)}.amber-head{fill:var(--amber)}.line-head{fill:var(--line)}
+"""
+HEADS = {"up": "blue-head", "across": "amber-head", "line": "line-head"}
+
+
+class Figure:
+    """A drawing that grows by shapes; coordinates are pixels of a canvas that scales to the page."""
+
+    def __init__(self, width: int, height: int, title: str) -> None:
+        self.size, self.title = (width, height), title
+        self.shapes: list[str] = []
+        self.box(0, 0, width, height, "paper", radius=12)
+
+    def box(self, x: float, y: float, width: float, height: float, kind: str, radius: float = 6) -> None:
+        self.shapes.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" class="{kind}"/>'
+        )
+
+    def text(self, x: float, y: float, words: str, kind: str = "") -> None:
+        self.shapes.append(f'<text x="{x:g}" y="{y:g}" class="{kind}">{escape(words, quote=False)}</text>')
+
+    def path(self, data: str, kind: str, head: bool = False) -> None:
+        end = f' marker-end="url(#{HEADS[kind.split()[0]]})"' if head else ""
+        self.shapes.append(f'<path d="{data}" class="{kind}"{end}/>')
+
+    def circle(self, x: float, y: float, radius: float, kind: str) -> None:
+        self.shapes.append(f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" class="{kind}"/>')
+
+    def tokens(self, x: float, y: float, count: int, kind: str = "token", step: float = 20, size: float = 16) -> None:
+        for number in range(count):
+            self.box(x + number * step, y, size, size, kind, radius=3)
+
+    def state(self, x: float, y: float) -> None:
+        """A few state vectors, drawn as a stack of bars."""
+        for row in range(4):
+            self.box(x, y + row * 11, 44, 8, "state", radius=2)
+
+    def svg(self) -> str:
+        width, height = self.size
+        markers = "".join(
+            f'<marker id="{name}" viewBox="0 0 10 10" refX="8" refY="5" markerWidth="5" markerHeight="5" '
+            f'orient="auto-start-reverse"><path d="M0 0L10 5L0 10z" class="{name}"/></marker>'
+            for name in HEADS.values()
+        )
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+            f'aria-label="{self.title}">\n'
+            f"<title>{self.title}</title>\n<style>{STYLE}</style>\n<defs>{markers}</defs>\n"
+            + "\n".join(self.shapes)
+            + "\n</svg>\n"
+        )
+
+
+def recurrence() -> Figure:
+    """The recurrent cell unrolled: a book comes in block by block, the state goes from cell to cell."""
+    figure = Figure(
+        820, 440, "A book flows block by block through the recurrent cell, which carries a state of fixed size"
+    )
+    figure.text(30, 40, "next-token predictions", "blue bold")
+    figure.text(30, 413, "the book, W tokens per block", "soft")
+    for number, name in enumerate(("block t", "block t + 1", "block t + 2")):
+        x = 130 + number * 215
+        figure.box(x, 110, 170, 150, "cell", radius=10)
+        figure.text(x + 85, 136, "transformer layers", "mid small soft")
+        figure.tokens(x + 7, 318, 8)
+        figure.text(x + 85, 360, name, "mid small soft")
+        for token in range(8):
+            figure.path(f"M{x + 15 + token * 20} 312V268", "up", head=True)
+            figure.path(f"M{x + 15 + token * 20} 102V62", "up", head=True)
+        figure.path(f"M{x} 200H{x + 58}", "across", head=True)
+        figure.state(x + 63, 181)
+        figure.path(f"M{x + 107} 200H{x + 124}", "across")
+        figure.circle(x + 141, 200, 17, "gate")
+        figure.text(x + 141, 206, "g", "mid amber bold")
+        figure.path(f"M{x + 158} 200H{x + 209 + 6 * (number < 2)}", "across", head=number == 2)
+        figure.path(f"M{x + 85} 254V232", "line", head=True)
+        figure.path(f"M{x + 85} 172V150", "line", head=True)
+    figure.text(30, 180, "state", "amber bold")
+    figure.path("M40 200H130", "across")
+    figure.text(30, 228, "S vectors", "small amber")
+    figure.path("M30 380H775", "line", head=True)
+    figure.text(790, 413, "g: gate, which keeps or replaces the state", "end soft")
+    return figure
+
+
+def blocks() -> Figure:
+    """Documents, segments, blocks and the window of a token."""
+    figure = Figure(
+        820, 390, "A document is cut into segments, a segment into blocks; a token attends to the W tokens before it"
+    )
+    left, step = 60, 29
+    figure.text(30, 40, "a document", "bold")
+    figure.path("M60 62H790", "line", head=True)
+    for number in range(24):
+        kind = "seen" if 10 <= number < 14 else "token"
+        figure.box(left + number * step, 84, 23, 23, "cell" if number == 14 else kind, radius=4)
+    figure.box(left + 14 * step, 84, 23, 23, "blue", radius=4)
+    figure.path(
+        f"M{left + 14 * step + 11} 112C{left + 14 * step} 160 {left + 11 * step} 160 {left + 11 * step + 8} 114",
+        "up",
+        head=True,
+    )
+    figure.text(left + 15 * step, 146, "window: the W tokens before it (W = 4)", "small blue")
+    for number in range(6):
+        x = left + number * 4 * step
+        figure.path(f"M{x} 186V194H{x + 4 * step - 6}V186", "line")
+        figure.text(x + 2 * step - 3, 216, "block", "mid small soft")
+        figure.path(f"M{x + 4 * step - 3} 240V262", "across", head=True)
+    figure.text(left, 286, "at each block's end the recurrent cell updates the state", "small amber")
+    for number in range(2):
+        x = left + number * 12 * step
+        figure.path(f"M{x} 310V320H{x + 12 * step - 6}V310", "line")
+        figure.text(
+            x + 6 * step - 3,
+            344,
+            ("segment: one training step", "next segment: the memory is carried over")[number],
+            "mid small",
+        )
+    figure.text(left, 374, "gradients stay inside a segment", "small soft")
+    return figure
+
+
+def memory() -> Figure:
+    """The memory as a value: one goes in, a new one comes out, and it can be saved, forked and loaded."""
+    figure = Figure(
+        820,
+        400,
+        "The memory is a value: it goes into a call and a new one comes out; it can be saved, loaded and forked",
+    )
+    figure.text(30, 42, "logits, memory = model(tokens, memory)", "code bold")
+
+    def call(x: float, y: float, words: str) -> None:
+        figure.box(x, y, 110, 56, "cell", radius=8)
+        figure.text(x + 55, y + 34, "model", "mid")
+        figure.text(x + 55, y + 96, words, "mid small soft")
+        figure.path(f"M{x + 55} {y + 80}V{y + 62}", "up", head=True)
+
+    def value(x: float, y: float, words: str) -> None:
+        figure.state(x, y)
+        figure.text(x + 22, y - 10, words, "mid small amber")
+
+    figure.text(60, 142, "empty", "mid small amber")
+    figure.path("M92 137H118", "across", head=True)
+    call(122, 110, "chapter 1")
+    figure.path("M232 137H258", "across", head=True)
+    value(264, 116, "memory 1")
+    figure.path("M312 137H338", "across", head=True)
+    call(342, 110, "chapter 2")
+    figure.path("M452 137H478", "across", head=True)
+    value(484, 116, "memory 2")
+    figure.path("M532 137H558", "across", head=True)
+    call(562, 110, "a question")
+    figure.path("M672 137H698", "across", head=True)
+    value(704, 116, "memory 3")
+    figure.path("M506 164C506 290 520 297 556 297", "across dash", head=True)
+    call(562, 270, "another one")
+    figure.path("M672 297H698", "across", head=True)
+    value(704, 276, "memory 3'")
+    figure.text(484, 262, "fork", "end amber bold")
+    figure.path("M286 164V268", "line dash", head=True)
+    figure.box(216, 274, 140, 52, "cell", radius=8)
+    figure.text(286, 306, "book.memory", "mid code")
+    figure.text(286, 352, "a file of fixed size,", "mid small soft")
+    figure.text(286, 374, "whatever the book's length", "mid small soft")
+    figure.text(272, 236, "save", "end small soft")
+    return figure
+
+
+FIGURES = {"recurrence": recurrence, "blocks": blocks, "memory": memory}
+
+
+def main() -> None:
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    for name, draw in FIGURES.items():
+        (IMAGES / f"{name}.svg").write_text(draw().svg(), encoding="utf-8")
+        print(IMAGES / f"{name}.svg", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

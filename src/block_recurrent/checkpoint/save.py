@@ -1,0 +1,66 @@
+"""`save_run`: a model that was trained in a program of your own, as a run folder that every command reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from block_recurrent.checkpoint.folders import aside_of, finish, list_checkpoints, step_folder
+from block_recurrent.checkpoint.weights import CONFIG, TOKENIZER, WEIGHTS
+from block_recurrent.data import Tokenizer, load_tokenizer
+from block_recurrent.errors import CheckpointError, ConfigError
+from block_recurrent.io.atomic import remove_folder
+from block_recurrent.io.output import write_file
+from block_recurrent.io.tensors import write_tensors
+from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.run_config import RunConfig
+
+
+def save_run(
+    model: BlockRecurrentLM,
+    tokenizer: Tokenizer | str,
+    run: str | Path,
+    *,
+    step: int = 0,
+    config: RunConfig | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Save a model and its tokenizer as a run folder; returns the checkpoint's folder.
+
+    `load_run`, `brt eval`, `brt write`, `brt serve` and `brt export` read it, and `brt train --init-from` starts from
+    its weights. It holds no optimizer state, so training can't be resumed from it.
+
+    tokenizer: the tokenizer, "bytes", or the path of a SentencePiece file. step: how many updates the model has had.
+    config: the configuration it was trained with, to be kept with it. overwrite: replace a checkpoint that exists.
+    """
+    run, tokenizer = Path(run), load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+    if tokenizer.vocab_size != model.config.vocab_size:
+        raise ConfigError(
+            f"the model's vocab_size is {model.config.vocab_size}, the tokenizer's is {tokenizer.vocab_size}: they "
+            "don't belong together"
+        )
+    config = RunConfig(system="", size="", model=model.config) if config is None else config
+    if config.model != model.config:
+        raise ConfigError("config.model is not the configuration of the model: leave config out, or give the model's")
+    found = list_checkpoints(run)
+    if not overwrite and (found or (run / CONFIG).exists()):
+        raise CheckpointError(f"'{run}' is a run already: choose another folder, or give overwrite=True")
+    path = step_folder(run, step)
+    aside = aside_of(path)
+    try:
+        aside.mkdir(parents=True, exist_ok=True)
+        header = {"config": json.dumps(model.config.to_dict())}
+        write_tensors(aside / WEIGHTS, model.state_dict(), header)
+        config = config.replace("data", tokenizer=tokenizer.sha256)
+        write_file(run / CONFIG, config.to_toml(), CheckpointError)
+        if tokenizer.model is None:
+            (run / TOKENIZER).unlink(missing_ok=True)
+        else:
+            write_file(run / TOKENIZER, tokenizer.model, CheckpointError)
+        finish(path, step, None)
+        for old in found:
+            if old != path:
+                remove_folder(old)
+    except OSError as error:
+        raise CheckpointError(f"the run '{run}' can't be written: {error.strerror or error}") from None
+    return path

@@ -1,0 +1,86 @@
+"""Where metrics go beside metrics.jsonl: TensorBoard and Weights & Biases. Both are imported only when asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from block_recurrent.errors import MissingExtraError
+from block_recurrent.run_config import RunConfig
+
+WANDB_ID = "wandb-id.txt"
+"""File of a run with its id at Weights & Biases, so that a resumed run continues the same curves."""
+
+
+class Board(Protocol):
+    """Shows metrics. A record has `step` and `split`; values that are not numbers are left out."""
+
+    def log(self, record: Mapping[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+def open_boards(run: Path, config: RunConfig, start: int) -> list[Board]:
+    """The boards that the configuration asks for. TensorBoard is used where it is installed."""
+    boards: list[Board] = []
+    if config.train.tensorboard and importlib.util.find_spec("tensorboard") is not None:
+        boards.append(TensorBoard(run, start))
+    if config.train.wandb:
+        boards.append(WeightsAndBiases(run, config))
+    return boards
+
+
+class TensorBoard:
+    """Event files in RUN/tensorboard."""
+
+    def __init__(self, run: Path, start: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(run / "tensorboard"), purge_step=start + 1)
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        for name, value in named_numbers(record).items():
+            self._writer.add_scalar(name, value, record["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of a project at Weights & Biases; in offline mode, files in RUN/wandb for `wandb sync`."""
+
+    def __init__(self, run: Path, config: RunConfig) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise MissingExtraError("--wandb", "wandb") from None
+        self._run = wandb.init(
+            project=config.train.wandb,
+            name=run.name,
+            dir=str(run),
+            id=_id_of(run),
+            resume="allow",
+            mode="offline" if config.train.wandb_offline else None,  # None: as WANDB_MODE says
+            config=config.to_dict(),
+        )
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        self._run.log(named_numbers(record), step=record["step"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def named_numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a line of metrics, as `train/bits_per_token`."""
+    numbers = {name: value for name, value in record.items() if isinstance(value, (int, float)) and name != "step"}
+    return {f"{record['split']}/{name}": value for name, value in numbers.items()}
+
+
+def _id_of(run: Path) -> str:
+    path = run / WANDB_ID
+    if not path.is_file():
+        path.write_text(uuid.uuid4().hex[:16] + "\n")
+    return path.read_text().strip()
