@@ -109,7 +109,8 @@ class TaskStream(SegmentStream):
         tokens, targets, mask = (part[:, here] for part in self._batch)
         self._mask = mask
         starts = np.full(len(tokens), piece == 0)
-        return Segment(*(np.ascontiguousarray(part[self._mine]) for part in (tokens, targets, mask, starts)))
+        tokens, targets, mask = (np.ascontiguousarray(part[self._mine]) for part in (tokens, targets, mask))
+        return Segment(tokens, targets, mask, starts[self._mine])
 
     def _make(self, number: int) -> Example:
         """A batch by its number and the stages alone, so that a stream can be resumed inside of it."""
