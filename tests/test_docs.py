@@ -35,6 +35,7 @@ SMALLER = [
     (r"build/pg19", "build/books"),
     (r"(brt train|block_recurrent train|highway.py train) (?!.*--steps)", r"\1 --steps 2 --lanes 2 "),
     (r"prepare (stdlib|installed|pypi:.*) --out", "prepare books/ --out"),  # slow, the network; tests/data has them
+    (r"(brt tasks run (?!needle).*)", r"\1 --set task.steps=2 --set task.lanes=2 --set task.examples=2"),
     (r"brt recall", "brt recall --steps 3 --documents 4 --distance 64"),
 ]
 

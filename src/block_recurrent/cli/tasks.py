@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     from block_recurrent.studies.tasks.catalog import TASKS, spec_of
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": name,
             "what": spec_of(name, "").what,

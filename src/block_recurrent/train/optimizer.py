@@ -51,7 +51,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     return adamw
 
 
-def linear_maps(model: nn.Module) -> list[nn.Parameter]:
+def linear_maps(model: nn.Module) -> list[Tensor]:
     """The weights of the linear maps inside the layers: what Muon updates. Tables of vectors are not maps."""
     return [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
 

@@ -22,8 +22,8 @@ BARS = {
     "mqar": (0.4, 0.25),
     "parity": (0.9, 0.65),
     "even-pairs": (0.9, 0.65),
-    "cycle-navigation": (0.6, 0.4),
-    "modular-arithmetic": (0.6, 0.45),
+    "cycle-navigation": (0.5, 0.4),
+    "modular-arithmetic": (0.5, 0.35),
     "selective-copying": (0.5, 0.25),
     "capacity": (0.45, 0.25),
 }

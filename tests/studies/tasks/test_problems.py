@@ -34,7 +34,7 @@ def solve_pairs(problem: Problem, tokens: list[int], place: int) -> int:
 
 def solve_language(problem: Language, tokens: list[int], place: int) -> int:
     """By automaton, symbol by symbol."""
-    symbols, string = LANGUAGES[problem.name][0], tokens[:place]
+    symbols, string = LANGUAGES[problem.name][0], tokens[: place - problem.away]
     state, sign = 0, 5
     for number, token in enumerate(string):
         if problem.name == "parity":
@@ -63,6 +63,7 @@ CASES: list[tuple[Problem, Callable[..., int], int, int]] = [
     (MQAR(64, 4, away=32), solve_pairs, 4, 4),
     (Names(), solve_pairs, 32, 32),
     *((Language(name), solve_language, 21, 1) for name in LANGUAGES),
+    (Language("modular-arithmetic", away=3), solve_language, 9, 1),
     *((Language(name, mixed=False), solve_language, 40, 1) for name in LANGUAGES),
 ]
 

@@ -178,8 +178,8 @@ _MICRO: dict[str, dict[str, Any]] = {
     "mqar": {"problem": MQAR(16, 6, away=6), "levels": (1, 2), "tests": (2,), "window": 2},
     "parity": {"levels": (2, 4, 8), "tests": (8, 12)},
     "even-pairs": {"levels": (4, 8), "tests": (8, 12)},
-    "cycle-navigation": {"levels": (2, 4, 6), "tests": (6, 8)},
-    "modular-arithmetic": {"levels": (1, 3, 5), "tests": (5, 7)},
+    "cycle-navigation": {"levels": (2, 4, 6), "tests": (6,)},
+    "modular-arithmetic": {"problem": Language("modular-arithmetic", away=3), "levels": (1, 3), "tests": (3,)},
     "selective-copying": {"problem": SelectiveCopying(12, 8, 6), "levels": (1, 2), "tests": (2,), "window": 2},
     "capacity": {"problem": Names(8, 8, 6), "levels": (1, 2), "tests": (1, 2), "window": 2},
 }

@@ -30,6 +30,7 @@ class Language(Problem):
 
     name: str = "parity"
     mixed: bool = True  # strings of any length up to the level's, as in training; else of just this length
+    away: int = 0  # more `=` before the one that is asked at
 
     def __post_init__(self) -> None:
         if self.name not in LANGUAGES:
@@ -45,14 +46,14 @@ class Language(Problem):
         return 1 / LANGUAGES[self.name][1]
 
     def length(self, level: int) -> int:
-        return (level | 1 if self.name == "modular-arithmetic" else level) + 1
+        return (level | 1 if self.name == "modular-arithmetic" else level) + 1 + self.away
 
     def for_tests(self) -> Language:
         return replace(self, mixed=False)
 
     def example(self, rng: np.random.Generator, level: int) -> Example:
         symbols, answers = LANGUAGES[self.name]
-        length = self.length(int(rng.integers(1, level + 1)) if self.mixed else level) - 1
+        length = self.length(int(rng.integers(1, level + 1)) if self.mixed else level) - 1 - self.away
         if self.name == "modular-arithmetic":
             string = rng.integers(PLUS, PLUS + 3, size=length)
             string[::2] = rng.integers(CYCLE, size=(length + 1) // 2)
@@ -61,7 +62,7 @@ class Language(Problem):
         answer = symbols + self.answer(string)
         tokens = np.full(self.length(level), symbols + answers)  # what comes after the question changes nothing
         tokens[:length] = string
-        return ask(tokens, length, np.array([answer]))
+        return ask(tokens, length + self.away, np.array([answer]))
 
     def answer(self, string: NDArray[np.int64]) -> int:
         """Which of the answers is right, from 0."""

@@ -118,7 +118,7 @@ def _asked(
     rows = [np.concatenate([question, option[:-1]]) for option in options]
     targets = [np.concatenate([question[1:], option]) for option in options]
     scored = engine.score(rows, targets, lanes)
-    bits = [float(nats[len(question) - 1 :].sum()) / np.log(2) for nats in scored.nats]
+    bits = [float(nats[len(question) - 1 :].sum() / np.log(2)) for nats in scored.nats]
     return 1 + sum(other < bits[chosen] for other in bits), bits[chosen]
 
 

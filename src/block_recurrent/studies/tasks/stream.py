@@ -108,8 +108,9 @@ class TaskStream(SegmentStream):
         here = slice(piece * length, (piece + 1) * length)
         tokens, targets, mask = (part[:, here] for part in self._batch)
         self._mask = mask
-        starts = np.full(len(tokens), piece == 0)
-        return Segment(*(np.ascontiguousarray(part[self._mine]) for part in (tokens, targets, mask, starts)))
+        starts = np.full(len(tokens), piece == 0)[self._mine]
+        mine = np.ascontiguousarray
+        return Segment(mine(tokens[self._mine]), mine(targets[self._mine]), mine(mask[self._mine]), starts)
 
     def _make(self, number: int) -> Example:
         """A batch by its number and the stages alone, so that a stream can be resumed inside of it."""
