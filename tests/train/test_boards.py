@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,19 +75,24 @@ def test_without_the_flag_it_is_not_imported(
         train(make_config(**{"train.steps": 1, "train.wandb": "books"}), tmp_path / "other")
 
 
-def test_offline_files_of_the_real_package(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_files_of_the_real_package(corpus: Path, tmp_path: Path) -> None:
+    """In a process of its own: wandb writes in the background, and is waited for when the process ends."""
     pytest.importorskip("wandb", reason="needs wandb")
-    monkeypatch.setenv("WANDB_SILENT", "true")
     command = f"train --system rec-fixed-skip --size micro --data {corpus} --out {tmp_path / 'run'} --steps 2 --lanes 2"
-    assert main([*command.split(), "--wandb", "books", "--wandb-offline"]) == 0
-    files = list((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
-    assert len(files) == 1
-    assert b"train/bits_per_token" in files[0].read_bytes()
+    words = [*command.split(), "--wandb", "books", "--wandb-offline"]
+    environment = os.environ | {"WANDB_SILENT": "true"}
+    done = subprocess.run(
+        [sys.executable, "-m", "block_recurrent", *words], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    deadline = time.monotonic() + 60
+    while b"train/bits_per_token" not in file.read_bytes():
+        assert time.monotonic() < deadline, "the metrics are not in wandb's file"
+        time.sleep(0.2)
 
 
 def test_tensorboard_by_flag(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import importlib.util
-
     command = f"train --system slide --size micro --data {corpus} --steps 1 --lanes 2 --out {tmp_path / 'run'}"
     assert main([*command.split(), "--no-tensorboard"]) == 0
     assert not (tmp_path / "run" / "tensorboard").exists()

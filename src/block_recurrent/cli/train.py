@@ -108,14 +108,14 @@ def _default(key: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise MissingExtraError("--tensorboard", "tensorboard")
     config = resolve_config(args)
     if args.dry_run:
         from block_recurrent.train.dry_run import dry_run
 
         dry_run(config)
         return 0
-    if args.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise MissingExtraError("--tensorboard", "tensorboard")
     if not args.out:
         raise ConfigError("--out is missing: name the run's folder")
     from block_recurrent.runtime import is_launched

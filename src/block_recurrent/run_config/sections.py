@@ -113,6 +113,12 @@ class TrainConfig(Section):
     """Whether layers are computed again in the backward pass instead of kept: less memory, a third more time."""
     parallel: str = "ddp"
     """With more than one process: ddp (each has all weights) or fsdp (weights are sharded)."""
+    tensorboard: bool = True
+    """Whether metrics also go to tensorboard/, where TensorBoard is installed."""
+    wandb: str = ""
+    """A project at Weights & Biases that metrics also go to; empty is none."""
+    wandb_offline: bool = False
+    """Whether they only go to files in wandb/, for `wandb sync`."""
     save_every: int = 1000
     """Steps between checkpoints; 0 is only at the end."""
     keep: int = 3
@@ -123,12 +129,6 @@ class TrainConfig(Section):
     """A run, a checkpoint or a model in the box whose weights are taken at the start."""
     tune: str = "all"
     """What learns: all weights, or state: only the initial state of the recurrent layers."""
-    tensorboard: bool = True
-    """Whether metrics also go to tensorboard/, where TensorBoard is installed."""
-    wandb: str = ""
-    """A project at Weights & Biases that metrics also go to; empty is none."""
-    wandb_offline: bool = False
-    """Whether they only go to files in wandb/, for `wandb sync`."""
 
     @property
     def place(self) -> tuple[str, str, bool, bool]:
