@@ -150,14 +150,12 @@ def _show_gain(config: RunConfig, run: Path) -> None:
 def resolve_config(args: argparse.Namespace) -> RunConfig:
     """Default < preset < file < flags. No torch is needed to find out that something is wrong.
 
-    A run that is there, and nothing that says what it is: its own configuration.
+    A run that is there has its own configuration in place of the preset: what a preset gives may have changed since.
     """
-    own = Path(args.out, "config.toml") if args.out and not (args.system or args.size or args.config) else None
-    file = read_toml(args.config) if args.config else {}
-    if own is not None and own.is_file():
-        file = read_toml(own, sealed=True)
+    flags = _flags(args)
+    file = read_toml(args.config) if args.config else _of_the_run(args, flags)
     check_keys(file)
-    given = merge(file, _flags(args))
+    given = merge(file, flags)
     check_keys(given)
     source = given.get("train", {}).get("init_from")
     if source and not (given.get("system") or given.get("size")):
@@ -174,6 +172,15 @@ def resolve_config(args: argparse.Namespace) -> RunConfig:
     if source:
         check_same_tokenizer(source, corpus.tokenizer.sha256, path)
     return resolve(given, corpus.vocab_size)
+
+
+def _of_the_run(args: argparse.Namespace, flags: dict[str, Any]) -> dict[str, Any]:
+    """The whole configuration of the run that is to be resumed; empty if there is none, or if it is another system."""
+    own = Path(args.out or "", "config.toml")
+    if not args.out or args.resume == "never" or not own.is_file():
+        return {}
+    values = RunConfig.from_dict(read_toml(own, sealed=True)).to_dict()
+    return values if all(flags.get(name, values[name]) == values[name] for name in ("system", "size")) else {}
 
 
 def _flags(args: argparse.Namespace) -> dict[str, Any]:

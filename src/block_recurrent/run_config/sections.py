@@ -163,19 +163,22 @@ class OptimizerConfig(Section):
     """Of AdamW: added to the root of that average."""
     weight_decay: float = 0.0
     """Of AdamW, on matrices; Adafactor has none."""
+    embedding_rate: float = 1.0
+    """Of AdamW and Muon: times the learning rate, for the embeddings and the states' identities. Their entries start at
+    about 1, those of a map at 1 / sqrt(d_model): steps that suit the maps are small for them."""
     gate_rate: float = 1.0
-    """Of AdamW: times the learning rate, for the biases of gates, which decide how long the state lasts."""
+    """Of AdamW and Muon: times the learning rate, for the biases of gates, which decide how long the state lasts."""
     scale_rate: float = 1.0
-    """Of AdamW: times the learning rate, for the scales of attention, which decide how sharp it is."""
+    """Of AdamW and Muon: times the learning rate, for the scales of attention, which decide how sharp it is."""
 
     def check(self) -> None:
         self.one_of("name", OPTIMIZERS)
         for name in ("momentum", "beta1", "beta2"):
             self.require(name, 0 <= getattr(self, name) < 1, "it must be from 0 up to, but not including, 1")
-        self.at_least(0, "epsilon", "weight_decay", "gate_rate", "scale_rate")
+        self.at_least(0, "epsilon", "weight_decay", "embedding_rate", "gate_rate", "scale_rate")
         unused = self.weight_decay and self.name == "adafactor"
         self.require("weight_decay", not unused, "Adafactor has none here; use optimizer.name=adamw, or 0")
-        for name in ("gate_rate", "scale_rate"):
+        for name in ("embedding_rate", "gate_rate", "scale_rate"):
             unused = getattr(self, name) != 1 and self.name == "adafactor"
             self.require(name, not unused, "Adafactor has one rate for all; use optimizer.name=adamw, or 1")
 

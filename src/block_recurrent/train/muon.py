@@ -23,7 +23,7 @@ rate serves both."""
 
 
 class Muon(torch.optim.AdamW):
-    """Groups with `"muon": True` hold matrices that Muon updates; all others are AdamW's."""
+    """Groups with `"muon": True` hold matrices that Muon updates; all others are AdamW's. With none it is AdamW."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], **adamw: Any) -> None:
         super().__init__(groups, **adamw)

@@ -32,23 +32,29 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     params = [p for p in model.parameters() if p.requires_grad]
     if config.name == "adafactor":
         return Adafactor(params, lr=0.0, momentum=config.momentum)
-    # Gate biases, scales and norms are not shrunk: pulling a gate's bias to zero would set how long it remembers.
-    speeds = {id(p): config.gate_rate for p in gate_biases(model)}
-    speeds |= {id(p): config.scale_rate for name, p in model.named_parameters() if name.endswith("scale")}
+    speeds = _speeds(model, config)
     maps = {id(p) for p in linear_maps(model)} if config.name == "muon" else set()
-    matrices = [p for p in params if p.ndim >= 2 and id(p) not in maps]
-    groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": config.weight_decay, "speed": 1.0}]
-    for speed in sorted({speeds.get(id(p), 1.0) for p in params if p.ndim < 2}):
-        vectors = [p for p in params if p.ndim < 2 and speeds.get(id(p), 1.0) == speed]
-        groups.append({"params": vectors, "weight_decay": 0.0, "speed": speed})
-    if maps:
-        hidden = [p for p in params if id(p) in maps]
-        groups.append({"params": hidden, "weight_decay": config.weight_decay, "speed": 1.0, "muon": True})
-        return Muon(groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.epsilon)
-    adamw = torch.optim.AdamW(groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.epsilon)
-    for p in params:  # eagerly, so that a checkpoint can be loaded before the first step
-        adamw.state[p] = {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-    return adamw
+    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
+    for p in params:
+        # Gate biases, scales and norms are not shrunk: pulling a gate's bias to zero would set how long it remembers.
+        decay = config.weight_decay if p.ndim >= 2 else 0.0
+        groups.setdefault((speeds.get(id(p), 1.0), decay, id(p) in maps), []).append(p)
+    described = [
+        {"params": members, "speed": speed, "weight_decay": decay, "muon": by_muon}
+        for (speed, decay, by_muon), members in groups.items()
+    ]
+    return Muon(described, lr=0.0, betas=(config.beta1, config.beta2), eps=config.epsilon)
+
+
+def _speeds(model: nn.Module, config: OptimizerConfig) -> dict[int, float]:
+    """What a parameter's learning rate is multiplied by, where that is not 1, by the parameter's id."""
+    speeds = {id(p): config.gate_rate for p in gate_biases(model)}
+    for name, p in model.named_parameters():
+        if name.endswith("scale"):
+            speeds[id(p)] = config.scale_rate
+        elif name.endswith(("embedding.weight", "state_ids")):
+            speeds[id(p)] = config.embedding_rate
+    return speeds
 
 
 def linear_maps(model: nn.Module) -> list[Tensor]:

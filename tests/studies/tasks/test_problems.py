@@ -68,7 +68,9 @@ CASES: list[tuple[Problem, Callable[..., int], int, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("problem", "solve", "level", "answers"), CASES, ids=lambda x: getattr(x, "__name__", str(x)[:40]))
+@pytest.mark.parametrize(
+    ("problem", "solve", "level", "answers"), CASES, ids=lambda x: getattr(x, "__name__", str(x)[:40])
+)
 def test_a_plain_program_solves_it(problem: Problem, solve: Callable[..., int], level: int, answers: int) -> None:
     rng = np.random.default_rng(0)
     seen = set()
