@@ -30,9 +30,9 @@ class Muon(torch.optim.AdamW):
         for group in self.param_groups:
             group.setdefault("muon", False)
             for p in group["params"]:  # eagerly, so that a checkpoint can be loaded before the first step
-                self.state[p] = {"exp_avg": torch.zeros_like(p)}
+                self.state[p] = {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p)}
                 if not group["muon"]:
-                    self.state[p] |= {"step": torch.tensor(0.0), "exp_avg_sq": torch.zeros_like(p)}
+                    self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -52,6 +52,8 @@ class Muon(torch.optim.AdamW):
         params = [p for p in group["params"] if p.grad is not None]
         for shape in dict.fromkeys(p.shape for p in params):  # matrices of one shape go through the products together
             alike = [p for p in params if p.shape == shape]
+            for p in alike:
+                self.state[p]["step"] += 1
             averages = [self.state[p]["exp_avg"].lerp_(p.grad, 1 - MOMENTUM) for p in alike]
             ahead = [p.grad.lerp(average, MOMENTUM) for p, average in zip(alike, averages, strict=True)]
             updates = orthogonalised(torch.stack([_whole(x) for x in ahead]))
