@@ -25,7 +25,7 @@ from block_recurrent.run_config.sections import (
 )
 
 # What our own sizes are trained with where nothing else is said; the paper's sizes have the paper's recipe, and micro,
-# which is for tests, has it with a shorter warmup. That of tiny and small is for all systems: docs/evidence.md says why.
+# which is for tests, has it with a shorter warmup. That of tiny and small is for all systems (docs/evidence.md).
 _RECIPE: dict[str, dict[str, Any]] = {
     # Attention can be sharp from the start, and the state lasts from one block to 64. Text is rarely read twice.
     "model": {"scale_init": 10.0, "gate_horizon": 64.0, "dropout": 0.0, "attention_dropout": 0.0},
