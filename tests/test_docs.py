@@ -23,7 +23,7 @@ SMALLER = [
     (r"--size \S+", "--size micro"),
     (r"--steps \d+", "--steps 2"),
     (r"--vocab-size \d+", "--vocab-size 600"),
-    (r"--budget \d+ --seeds \d+", "--budget 0.01 --seeds 1"),
+    (r"--budget \d+ --seeds \d+", "--budget 0.001 --seeds 1"),
     (r"brt reproduce \S+", r"\g<0> --set train.lanes=2 --set train.save_every=10 --set eval.every=10"),
     (r"lanes([= ])\d+", r"lanes\g<1>2"),
     (r"brt bench steptime", "brt bench steptime --repeats 1"),
@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_text(rng: random.Random) -> str:
     syllables = [a + b for a in "bcdfglmnprst" for b in ("a", "e", "i", "o", "an", "er", "in")]
-    return " ".join("".join(rng.choices(syllables, k=rng.randint(1, 3))) for _ in range(1500)) + ".\n"
+    return " ".join("".join(rng.choices(syllables, k=rng.randint(1, 3))) for _ in range(400)) + ".\n"
 
 
 def run(command: str) -> None:
