@@ -26,7 +26,7 @@ SMALLER = [
     (r"--size \S+", "--size micro"),
     (r"--steps \d+", "--steps 2"),
     (r"--vocab-size \d+", "--vocab-size 600"),
-    (r"--budget \d+ --seeds \d+", "--budget 0.01 --seeds 1"),
+    (r"--budget \d+ --seeds \d+", "--budget 0.001 --seeds 1"),
     (r"brt reproduce \S+", r"\g<0> --set train.lanes=2 --set train.save_every=10 --set eval.every=10"),
     (r"lanes([= ])\d+", r"lanes\g<1>2"),
     (r"brt bench steptime", "brt bench steptime --repeats 1"),
