@@ -23,7 +23,7 @@ CURVE_POINTS = 12
 RECIPE = {
     "train": ("lanes", "bptt", "clip", "seed"),
     "data": ("excerpt",),
-    "optimizer": ("name", "beta1", "beta2", "weight_decay", "gate_rate", "scale_rate"),
+    "optimizer": ("name", "beta1", "beta2", "weight_decay", "embedding_rate", "gate_rate", "scale_rate"),
     "schedule": ("kind", "learning_rate", "final_learning_rate", "warmup"),
     "model": ("dropout", "attention_dropout", "scale_init"),
 }
