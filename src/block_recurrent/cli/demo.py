@@ -1,7 +1,7 @@
 """`brt demo`: five minutes that show what a memory is worth, on text that every machine has.
 
 The model in the box reads a text that it was not trained on. Then a small model is trained from scratch, stopped, and
-resumed bit for bit. Commands of ours are printed before they run. Run again, training goes on where it stopped.
+resumed bit for bit. Commands of ours are printed before they run. Run again, training resumes.
 """
 
 from __future__ import annotations
