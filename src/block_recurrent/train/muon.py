@@ -1,8 +1,8 @@
 """Muon for the linear maps of the layers, AdamW for all else.
 
 An update of a matrix is its averaged gradient with all singular values brought near one (five steps of a Newton-Schulz
-iteration), so that no direction of a map is left behind. At our sizes a model gets as far as with AdamW on about half
-of the tokens: docs/evidence.md.
+iteration), so that no direction of a map is left behind. At width 96 training loss was 0.38 bits lower than with AdamW
+after 300 updates: docs/evidence.md.
 """
 
 from __future__ import annotations
