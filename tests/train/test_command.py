@@ -63,6 +63,19 @@ def test_stopped_and_started_again(number: signal.Signals, whole: Path, corpus: 
     assert read_metrics(tmp_path) == read_metrics(whole)
 
 
+def test_a_run_keeps_its_own_settings(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is not given comes from the run, not from the preset, which may have changed since; what is given counts."""
+    adamw = ("--set", "optimizer.name=adamw", "--set", "schedule.kind=cosine")
+    assert main(arguments(corpus, tmp_path, "--steps", "2", *adamw)) == 0
+    )
+    assert main(first) == 0
+    assert main(arguments(corpus, tmp_path, "--steps", "3")) == 0
+    config = load_run(tmp_path).config
+    assert (config.optimizer.name, config.schedule.decay_steps, config.train.steps) == ("adamw", 2, 3)
+    assert main(arguments(corpus, tmp_path, "--steps", "4", "--set", "optimizer.name=muon")) == 2
+    assert "optimizer.name adamw -> muon" in capsys.readouterr().err
+
+
 def test_torchrun(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
