@@ -67,8 +67,6 @@ def test_a_run_keeps_its_own_settings(corpus: Path, tmp_path: Path, capsys: pyte
     """What is not given comes from the run, not from the preset, which may have changed since; what is given counts."""
     adamw = ("--set", "optimizer.name=adamw", "--set", "schedule.kind=cosine")
     assert main(arguments(corpus, tmp_path, "--steps", "2", *adamw)) == 0
-    )
-    assert main(first) == 0
     assert main(arguments(corpus, tmp_path, "--steps", "3")) == 0
     config = load_run(tmp_path).config
     assert (config.optimizer.name, config.schedule.decay_steps, config.train.steps) == ("adamw", 2, 3)

@@ -16,12 +16,11 @@ def _told(names: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int
 
 
 @dataclass(frozen=True)
-class Retrieval(Problem):
-    """`n1 v1 .. nk vk ? ni` -> vi, the associative retrieval of the Recurrent Memory Transformer. The level is k."""
+class _Pairs(Problem):
+    """Different names, each with any value, and one symbol more that separates or fills."""
 
-    names: int = 10
-    values: int = 10
-    away: int = 0  # more question marks between the pairs and the question
+    names: int
+    values: int
 
     @property
     def symbols(self) -> int:
@@ -31,12 +30,25 @@ class Retrieval(Problem):
     def chance(self) -> float:
         return 1 / self.values
 
+    def pairs(self, rng: np.random.Generator, level: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        names: NDArray[np.int64] = rng.choice(self.names, level, replace=False)
+        values = self.names + rng.integers(self.values, size=level)
+        return names, values
+
+
+@dataclass(frozen=True)
+class Retrieval(_Pairs):
+    """`n1 v1 .. nk vk ? ni` -> vi, the associative retrieval of the Recurrent Memory Transformer. The level is k."""
+
+    names: int = 10
+    values: int = 10
+    away: int = 0  # more question marks between the pairs and the question
+
     def length(self, level: int) -> int:
         return 2 * level + 2 + self.away
 
     def example(self, rng: np.random.Generator, level: int) -> Example:
-        names = rng.choice(self.names, level, replace=False)
-        values = self.names + rng.integers(self.values, size=level)
+        names, values = self.pairs(rng, level)
         chosen = rng.integers(level)
         marks = np.full(1 + self.away, self.symbols - 1)
         tokens = np.concatenate([_told(names, values), marks, names[[chosen]]])
@@ -83,7 +95,7 @@ class MQAR(Problem):
 
 
 @dataclass(frozen=True)
-class Names(Problem):
+class Names(_Pairs):
     """Recall by number of names: pairs, `away` tokens of noise, and then every name in another order.
 
     The level is the number of pairs. Values said after a name help with no other, so the accuracy times the level is
@@ -94,20 +106,11 @@ class Names(Problem):
     values: int = 16
     away: int = 16
 
-    @property
-    def symbols(self) -> int:
-        return self.names + self.values + 1
-
-    @property
-    def chance(self) -> float:
-        return 1 / self.values
-
     def length(self, level: int) -> int:
         return 4 * level + self.away
 
     def example(self, rng: np.random.Generator, level: int) -> Example:
-        names = rng.choice(self.names, level, replace=False)
-        values = self.names + rng.integers(self.values, size=level)
+        names, values = self.pairs(rng, level)
         order = rng.permutation(level)
         noise = np.full(self.away, self.symbols - 1)
         tokens = np.concatenate([_told(names, values), noise, _told(names[order], values[order])])
