@@ -44,6 +44,9 @@ class ModelConfig:
     gate_horizon: float = 0.0
     """Blocks that the slowest channel of a fixed gate remembers at the start; the other channels are spread down to one
     block, evenly in the logarithm. 0: all channels keep gate_init."""
+    copy_init: bool = False
+    """Whether heads start as copying heads, and the state as a table of what followed what (model/copying.py). In the
+    paper, they start at random."""
     dropout: float = 0.05  # dropout after the first norm, after the MLP and before the logits
     attention_dropout: float = 0.05  # dropout of the attention matrix
 
@@ -64,7 +67,8 @@ class ModelConfig:
             _check(
                 name, getattr(self, name), isinstance(getattr(self, name), (bool, type(None))), "true, false or unset"
             )
-        _check("feedback", self.feedback, isinstance(self.feedback, bool), "true or false")
+        for name in ("feedback", "copy_init"):
+            _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "true or false")
         _check_choice("gate", self.gate, GATE_NAMES)
         _check_choice("gate_config", self.gate_config, GATE_CONFIGS)
         if self.segment % self.window:
@@ -130,7 +134,7 @@ class ModelConfig:
 
 
 _SIZES = [item.name for item in dataclasses.fields(ModelConfig) if item.type == "int"]
-_NOT_SHAPE = ("segment", "dropout", "attention_dropout", "scale_init", "gate_init", "gate_horizon")
+_NOT_SHAPE = ("segment", "dropout", "attention_dropout", "scale_init", "gate_init", "gate_horizon", "copy_init")
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from block_recurrent.errors import MemoryMismatchError
 from block_recurrent.model import checks
 from block_recurrent.model.blocks import BlockGrid, slice_lanes
 from block_recurrent.model.cell import RecurrentCell
+from block_recurrent.model.copying import start_copying
 from block_recurrent.model.layer import Layer, TokenWeights
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
 from block_recurrent.nn.linear import normal
@@ -49,6 +50,8 @@ class BlockRecurrentLM(nn.Module):
         self.embedding.weight = normal(config.vocab_size, config.d_model, deviation=1.0)
         self.layers = nn.ModuleList(Layer(config, number) for number in range(1, config.num_layers + 1))
         self.final_norm = RMSNorm(config.d_model)
+        if config.copy_init:
+            start_copying(self)
 
     def forward(
         self,

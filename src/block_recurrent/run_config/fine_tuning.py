@@ -23,10 +23,10 @@ def fine_tuning_values(source: str, given: Mapping[str, Any]) -> dict[str, Any]:
         return {}  # the section says what it may be
     rate = given.get("schedule", {}).get("learning_rate", _RATES[tune])
     steps = given.get("train", {}).get("steps", STEPS)
-    data = {}
+    data: dict[str, Any] = {"repeats": 0.0}  # it can copy already
     if tune == "state":
         # Only a document's first segment reads the initial state: every segment is an excerpt that begins with it.
-        data = {"excerpt": config.model.segment * given.get("train", {}).get("bptt", 1)}
+        data |= {"excerpt": config.model.segment * given.get("train", {}).get("bptt", 1)}
     return {
         "system": config.system,
         "size": config.size,

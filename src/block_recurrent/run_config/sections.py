@@ -75,11 +75,19 @@ class DataConfig(Section):
     excerpt: int = 0
     """Tokens of the excerpts that training documents are read in, in random order, each with an empty memory at its
     start; a multiple of model.segment. 0 is whole documents."""
+    repeats: float = 0.0
+    """Share of the excerpts into which repeats are planted: passages said again, up to eight windows later."""
+    repeat_steps: int = 0
+    """Updates after which none are planted any more; 0: always."""
     prefetch: int = 2
     """Steps that are built ahead."""
 
     def check(self) -> None:
-        self.at_least(0, "excerpt", "prefetch")
+        self.at_least(0, "excerpt", "repeats", "repeat_steps", "prefetch")
+        self.require("repeats", self.repeats <= 1, "it must be at most 1")
+        self.require(
+            "repeats", not self.repeats or self.excerpt > 0, "repeats are planted into excerpts: set data.excerpt"
+        )
 
 
 @dataclass(frozen=True)

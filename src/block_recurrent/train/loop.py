@@ -19,6 +19,7 @@ from block_recurrent import runtime as rt
 from block_recurrent.accounting import cost_of
 from block_recurrent.checkpoint import INITIAL_STATE, Checkpoint, find_checkpoint, prune
 from block_recurrent.data import Corpus, LaneStream, Segment, SegmentStream, Tokenizer
+from block_recurrent.data.streams.repeats import Repeats
 from block_recurrent.errors import CheckpointError, ConfigError
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
@@ -35,6 +36,7 @@ from block_recurrent.train.state import Counters, TrainingState
 from block_recurrent.train.step import Update, Updater
 from block_recurrent.train.validation import SPLIT, Validator
 
+REPEAT_WINDOWS = 8  # how far back planted repeats reach
 Evaluate = Callable[[SegmentsLoss], dict[str, float]]
 """Scores the model in training; `bits_per_token` of what it gives says which checkpoint is the best."""
 
@@ -57,10 +59,19 @@ def corpus_task(config: RunConfig, runtime: Runtime) -> Task:
     corpus, segment = Corpus(config.data.path), config.model.segment
     stream = LaneStream(
         corpus, "train", config.train.lanes, segment, config.train.seed, runtime.rank, runtime.world,
-        excerpt=config.data.excerpt, prefetch=config.data.prefetch,
+        excerpt=config.data.excerpt, repeats=_repeats(config), prefetch=config.data.prefetch,
     )  # fmt: skip
     evaluate = Validator(corpus, config, runtime) if corpus.documents(SPLIT) else None
     return Task(stream, corpus.tokenizer, corpus.fingerprint, evaluate)
+
+
+def _repeats(config: RunConfig) -> Repeats | None:
+    """What the configuration says of repeats; updates are counted in excerpts there."""
+    data, train = config.data, config.train
+    if not data.repeats:
+        return None
+    tokens = data.repeat_steps * train.bptt * train.lanes * config.model.segment
+    return Repeats(data.repeats, -(-tokens // data.excerpt), REPEAT_WINDOWS * config.model.window)
 
 
 def train(config: RunConfig, run: Path, resume: str = "auto", open_task: OpenTask = corpus_task) -> bool:

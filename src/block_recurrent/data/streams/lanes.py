@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from block_recurrent.data.streams.prefetch import Prefetcher
+from block_recurrent.data.streams.repeats import Repeats
 from block_recurrent.data.streams.segments import Cursor, Segment, SegmentStream
 from block_recurrent.errors import DataError
 
@@ -37,7 +38,7 @@ class LaneStream(SegmentStream):
 
     With `excerpt`, a document is read in pieces of that many tokens, which are shuffled like documents, and each starts
     with an empty memory. Lanes then change documents often: otherwise the weights learn what the documents being read
-    repeat, and nothing is left for the memory to learn.
+    repeat, and nothing is left for the memory to learn. Into some of the excerpts, `repeats` are planted.
 
     `lanes` counts all ranks; rank r of `world` gets the r-th share, and the stream of all lanes is the same for any
     world. Segments are built ahead in a thread; `close` (or leaving a with-block) ends it.
@@ -55,6 +56,7 @@ class LaneStream(SegmentStream):
         *,
         one_pass: bool = False,
         excerpt: int = 0,
+        repeats: Repeats | None = None,
         prefetch: int = 2,
     ) -> None:
         _check_sizes(lanes, segment, seed, rank, world)
@@ -74,6 +76,7 @@ class LaneStream(SegmentStream):
             "seed": seed,
             "one_pass": one_pass,
             "excerpt": excerpt,
+            "repeats": list(repeats) if repeats else None,
         }
         self._ahead: Prefetcher[Segment] | None = None
         self._cursor = _cursor_of(self._new_schedule(), self._identity)
@@ -104,10 +107,11 @@ class LaneStream(SegmentStream):
     def _new_schedule(self) -> LaneSchedule:
         who = self._identity
         excerpt = who["excerpt"] // self._segment
-        return LaneSchedule(self._lengths, who["lanes"], self._segment, who["seed"], who["one_pass"], excerpt)
+        repeats = Repeats(*who["repeats"]) if who["repeats"] else None
+        return LaneSchedule(self._lengths, who["lanes"], self._segment, who["seed"], who["one_pass"], excerpt, repeats)
 
     def _schedule_at(self, state: Cursor) -> LaneSchedule:
-        defaults = {"excerpt": 0}  # states of 0.1.0 do not have it
+        defaults = {"excerpt": 0, "repeats": None}  # states of 0.1.0 do not have them
         for key, here in self._identity.items():
             there = state.get(key, defaults.get(key)) if isinstance(state, dict) else None
             if there != here:
@@ -132,6 +136,8 @@ class Position(NamedTuple):
 
     document: int
     segment: int
+    planted: int = 0
+    """Where repeats are planted into its excerpt: the seed of their places; else 0."""
 
 
 class LaneSchedule:
@@ -143,7 +149,14 @@ class LaneSchedule:
     """
 
     def __init__(
-        self, lengths: NDArray[np.int64], lanes: int, segment: int, seed: int, one_pass: bool, excerpt: int = 0
+        self,
+        lengths: NDArray[np.int64],
+        lanes: int,
+        segment: int,
+        seed: int,
+        one_pass: bool,
+        excerpt: int = 0,
+        repeats: Repeats | None = None,
     ) -> None:
         # A document has one position more than tokens: the mark that ends it is predicted too.
         segments = -(-(lengths + 1) // segment)
@@ -153,13 +166,14 @@ class LaneSchedule:
         self.taken = 0  # documents (or excerpts) taken from this epoch's queue
         self.positions: list[Position | None] = [None] * lanes  # of each lane, next; None: it takes from the queue
         self.last = (segments - 1).tolist()  # segment of each document
-        self._excerpt = excerpt or int(segments.max())  # segments
-        excerpts = -(-segments // self._excerpt)
+        self.excerpt = excerpt or int(segments.max())  # segments
+        self.repeats = repeats
+        excerpts = -(-segments // self.excerpt)
         self._documents = np.repeat(np.arange(len(segments)), excerpts)
         self._firsts = (
             np.arange(len(self._documents)) - np.repeat(excerpts.cumsum() - excerpts, excerpts)
-        ) * self._excerpt
-        self._segments = np.minimum(segments[self._documents] - self._firsts, self._excerpt)
+        ) * self.excerpt
+        self._segments = np.minimum(segments[self._documents] - self._firsts, self.excerpt)
         self._queue = self._order(0)
 
     @property
@@ -169,7 +183,7 @@ class LaneSchedule:
 
     def starts(self, position: Position | None) -> bool:
         """Whether a document or an excerpt begins here."""
-        return position is not None and position.segment % self._excerpt == 0
+        return position is not None and position.segment % self.excerpt == 0
 
     def next_step(self) -> list[Position | None]:
         """What each lane reads at this step (None: it rests), and moves on."""
@@ -180,7 +194,7 @@ class LaneSchedule:
     def _after(self, position: Position | None) -> Position | None:
         if position is None or position.segment == self.last[position.document]:
             return None
-        after = Position(position.document, position.segment + 1)
+        after = position._replace(segment=position.segment + 1)
         return None if self.starts(after) else after
 
     def _take(self) -> Position | None:
@@ -190,7 +204,8 @@ class LaneSchedule:
             self.move_to(self.epoch + 1, 0)
         self.taken += 1
         excerpt = self._queue[self.taken - 1]
-        return Position(int(self._documents[excerpt]), int(self._firsts[excerpt]))
+        planted = self.repeats.plant(self.epoch * self.size + self.taken, self.seed) if self.repeats else 0
+        return Position(int(self._documents[excerpt]), int(self._firsts[excerpt]), planted)
 
     def move_to(self, epoch: int, taken: int) -> None:
         """Goes to a place in an epoch's queue."""
@@ -213,11 +228,15 @@ def _segments(corpus: TokenDocuments, schedule: LaneSchedule, lanes: range, iden
     while any(positions := schedule.next_step()):
         mine = [positions[lane] for lane in lanes]
         starts = np.array([schedule.starts(position) for position in mine], np.bool_)
-        yield _read(mine, starts, corpus, _cursor_of(schedule, identity))
+        yield _read(mine, starts, corpus, _cursor_of(schedule, identity), schedule)
 
 
 def _read(
-    positions: list[Position | None], starts: NDArray[np.bool_], corpus: TokenDocuments, cursor: Cursor
+    positions: list[Position | None],
+    starts: NDArray[np.bool_],
+    corpus: TokenDocuments,
+    cursor: Cursor,
+    schedule: LaneSchedule,
 ) -> Segment:
     segment = cursor["segment"]
     shape = (len(positions), segment)
@@ -225,20 +244,30 @@ def _read(
     mask = np.zeros(shape, np.bool_)
     for lane, position in enumerate(positions):
         if position:
-            text = corpus.tokens(cursor["split"], position.document)
-            begin = position.segment * segment
+            text, begin = _text_at(position, corpus.tokens(cursor["split"], position.document), segment, schedule)
             ahead = text[begin : begin + segment]
             targets[lane, : len(ahead)] = ahead
             # One more than the tokens ahead, where they end inside the segment: the mark is predicted too.
             mask[lane, : len(ahead) + 1] = True
-            first = 1 if begin == 0 else 0
+            first = 1 if position.segment == 0 else 0
             behind = text[begin - 1 + first : begin + len(ahead)][: segment - first]
             inputs[lane, first : first + len(behind)] = behind
     return Segment(inputs, targets, mask, starts, cursor)
 
 
+def _text_at(position: Position, text: NDArray[Any], segment: int, schedule: LaneSchedule) -> tuple[NDArray[Any], int]:
+    """The tokens of a document, or of the excerpt and the token before it, and where the segment begins in them."""
+    begin = position.segment * segment
+    if not (position.planted and schedule.repeats):
+        return text, begin
+    first = begin - position.segment % schedule.excerpt * segment
+    low = max(first - 1, 0)
+    excerpt = text[low : first + schedule.excerpt * segment]
+    return schedule.repeats.into(excerpt, first - low, position.planted), begin - low
+
+
 def _cursor_of(schedule: LaneSchedule, identity: Cursor) -> Cursor:
-    positions = [position and [position.document, position.segment] for position in schedule.positions]
+    positions = [position and list(position) for position in schedule.positions]
     return {**identity, "epoch": schedule.epoch, "taken": schedule.taken, "places": positions}
 
 
