@@ -172,16 +172,20 @@ def test_dry_run(
 
 
 def test_tiny_and_small_have_a_recipe_of_their_own_and_the_papers_sizes_the_papers() -> None:
-    def made(size: str, **given: dict[str, object]) -> RunConfig:
+    def made(size: str, **given: Any) -> RunConfig:
         return resolve({"system": "rec-fixed-skip", "size": size, **given}, vocab_size=257)
 
     tiny = made("tiny", train={"steps": 300})
     assert (tiny.optimizer.name, tiny.optimizer.embedding_rate, tiny.model.scale_init) == ("muon", 8.0, 10.0)
     assert (tiny.schedule.kind, tiny.schedule.warmup, tiny.schedule.decay_steps) == ("cosine", 30, 300)
+    assert (tiny.model.copy_init, tiny.data.repeats, tiny.data.repeat_steps) == (True, 0.5, 225)
+    assert made("tiny", data={"excerpt": 0}).data.repeats == 0, "repeats are planted into excerpts"
+    assert made("tiny", system="slide-plus").data.repeats == 0, "without a memory they are out of reach"
     assert made("tiny", model={"segment": 960}).data.excerpt == 4800, "an excerpt has whole segments"
     assert made("tiny", schedule={"learning_rate": 0.001}).schedule.final_learning_rate == pytest.approx(0.0001)
     adafactor = made("small", optimizer={"name": "adafactor"})
     assert (adafactor.optimizer.embedding_rate, adafactor.schedule.learning_rate) == (1.0, 0.01)
     paper = made("160m")
     assert (paper.optimizer.name, paper.model.scale_init, paper.data.excerpt) == ("adafactor", 1.0, 0)
+    assert (paper.model.copy_init, paper.data.repeats) == (False, 0.0)
     assert (paper.schedule.kind, paper.schedule.learning_rate, paper.model.dropout) == ("inverse-sqrt", 1.0, 0.05)

@@ -74,8 +74,9 @@ def _recipe(size: str, model: Mapping[str, Any], given: Mapping[str, Any]) -> di
     segment = given.get("model", {}).get("segment", model["segment"])
     if isinstance(segment, int) and segment > 0:  # an excerpt has whole segments; a wrong value is refused later
         recipe["data"]["excerpt"] = -(-recipe["data"]["excerpt"] // segment) * segment
-    if given.get("data", {}).get("excerpt") == 0:
-        recipe["data"]["repeats"] = 0.0  # they are planted into excerpts
+    has_memory = model["recurrent_layers"] or model["memory_layers"]
+    if not has_memory or given.get("data", {}).get("excerpt") == 0:
+        recipe["data"]["repeats"] = 0.0  # they are planted into excerpts, and are out of reach without a memory
     steps = given.get("train", {}).get("steps", recipe["train"]["steps"])
     if given.get("optimizer", {}).get("name") == "adafactor":  # it has one rate for all
         recipe["optimizer"] = {}
