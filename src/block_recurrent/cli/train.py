@@ -49,7 +49,11 @@ _SHORT: dict[str, tuple[str, type, str]] = {
         "a run, a checkpoint or a model name (see 'brt models') to load the weights from; without --system and --size, "
         "its architecture and a recipe for fine-tuning are used",
     ),
-    "--tune": ("train.tune", str, "what to train: all parameters (all), or only the initial state (state), which is saved to a separate file"),
+    "--tune": (
+        "train.tune",
+        str,
+        "what to train: all parameters (all), or only the initial state (state), which is saved to a separate file",
+    ),
 }
 
 

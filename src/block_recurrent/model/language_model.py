@@ -33,7 +33,7 @@ class Loss(NamedTuple):
     """Result of `BlockRecurrentLM.loss`."""
 
     sum: Tensor  # cross-entropy in nats, summed over the tokens that count; float32, with gradient
-    count: Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody misses
+    count: Tensor  # type: ignore[assignment]  # hides tuple.count, which is not needed
     """The number of these tokens; float32."""
     memory: DocumentMemory  # the next memory
     per_token: Tensor  # (B, N) nats of every token, counted or not; float32, no gradient

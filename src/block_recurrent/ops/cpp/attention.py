@@ -69,7 +69,7 @@ _backward = Kernel(
 
 
 class Attention(NamedTuple):
-    """A call of the kernel: queries (B, H, groups * N, K), and for each group its keys and values in so many pieces."""
+    """A call of the kernel: queries (B, H, groups * N, K), and for each group its keys and values in pieces."""
 
     q: Tensor
     keys: Sequence[Tensor]
