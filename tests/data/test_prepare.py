@@ -207,7 +207,7 @@ def test_files_that_are_not_ours_are_never_touched(make_corpus: Make, tmp_path: 
     with pytest.raises(DataError, match=r"contains 'thesis.tex', which is not prepared data; choose another --out"):
         make_corpus({"train/a.txt": b"one"}, overwrite=overwrite)
     (tmp_path / "out" / "manifest.json").write_text("{}")
-    with pytest.raises(DataError, match=r"holds 'thesis.tex'"):
+    with pytest.raises(DataError, match=r"contains 'thesis.tex'"):
         make_corpus({"train/a.txt": b"one"}, overwrite=overwrite)
     assert (tmp_path / "out" / "thesis.tex").read_text() == "years of work"
 

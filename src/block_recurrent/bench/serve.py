@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     parts = args.parts.split(",")
     for part in parts:
         if part not in PARTS:
-            raise ConfigError(f"there is no part '{part}': known are {', '.join(PARTS)}")
+            raise ConfigError(f"unknown part '{part}': choose from {', '.join(PARTS)}")
     for module in ("fastapi", "uvicorn"):
         import_extra(module, "serve")
     return [row for part in parts for row in PARTS[part](args)]
