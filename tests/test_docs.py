@@ -149,5 +149,5 @@ def test_the_tutorials_run_in_order(folder: Path, monkeypatch: pytest.MonkeyPatc
             if kind == "python":
                 exec(compile(part, page, "exec"), {})
                 continue
-            for command in part.splitlines():
+            for command in part.replace("\\\n", "").splitlines():
                 run(smaller(command))

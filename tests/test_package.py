@@ -7,12 +7,13 @@ import platform
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from block_recurrent import models
+from block_recurrent import __version__, models
 
 ROOT = Path(__file__).parent.parent
 HAS_COMPILER = platform.machine() == "x86_64" and all(map(shutil.which, ("bash", "cc")))
@@ -37,6 +38,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return next(folder.glob("*.whl"))
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert version == __version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_the_wheel_has_all_that_is_needed(wheel: Path) -> None:

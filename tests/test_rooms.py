@@ -75,7 +75,7 @@ def test_every_room_is_reached() -> None:
 
 PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
 WALKS = {"From a token to an update": 20, "From a document to a step": 10, "From a memory to text": 10}
-WALKS |= {"One written token": 8}
+WALKS |= {"One generated token": 8}
 
 
 @pytest.mark.parametrize(("walk", "most"), WALKS.items())

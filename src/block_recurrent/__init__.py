@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "BlockRecurrentLM": "model.language_model",
@@ -53,5 +53,5 @@ def __dir__() -> list[str]:
 if "transformers" in sys.modules:
     from block_recurrent import hub
 
-    with suppress(hub.MissingExtraError):  # a transformers without what we need: `hub.register()` says so
+    with suppress(hub.MissingExtraError):  # an unsupported version of transformers: `hub.register()` reports it
         hub.register()

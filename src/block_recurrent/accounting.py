@@ -1,4 +1,4 @@
-"""What a model costs, from its configuration alone: parameters, training FLOPs, bytes of memory. No torch."""
+"""The cost of a model, computed from its configuration: parameters, training FLOPs, bytes of memory. No torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ BYTES = 4  # of a float32 number
 
 @dataclass(frozen=True)
 class Cost:
-    """What `brt presets` shows."""
+    """The columns of `brt presets`."""
 
-    parameters: int  # all weights, the embedding (which is also the output) counted once
+    parameters: int  # all weights, counting the embedding (which is also the output) once
     non_embedding_parameters: int
     flops_per_token: float
-    """Of a training step: dense products, the logits, and attention at the W keys that a query may see."""
+    """FLOPs of a training step: dense products, the logits, and attention to the W keys that a query may see."""
     memory_bytes: int  # of one lane's `DocumentMemory` in float32
 
 
@@ -43,7 +43,7 @@ def _token_maps(config: ModelConfig, number: int) -> int:
 
 
 def _state_maps(config: ModelConfig) -> int:
-    """Entries of the matrices that every state vector is multiplied with, once a block."""
+    """Entries of the matrices that every state vector is multiplied with, once per block."""
     D, HK, F = config.d_model, _heads_width(config), config.mlp_dim
     maps_in_gate = 1 if config.gate == "fixed" else 3
     attention_gate, mlp_gate = maps_in_gate * 2 * HK * D, maps_in_gate * F * D
@@ -51,7 +51,7 @@ def _state_maps(config: ModelConfig) -> int:
         "skip": attention_gate,
         "single": 2 * HK * F + mlp_gate,
         "dual": attention_gate + D * F + mlp_gate,
-    }.get(config.gate_config, attention_gate)  # an update of a user's own: as if it were skip
+    }.get(config.gate_config, attention_gate)  # a custom update: as for skip
     return 4 * D * HK + update
 
 
@@ -69,7 +69,7 @@ def _layer_parameters(config: ModelConfig, number: int) -> int:
 
 
 def _layer_flops(config: ModelConfig, number: int) -> float:
-    """Of a training step, per token."""
+    """FLOPs of a training step, per token."""
     HK, W, S = _heads_width(config), config.window, config.num_states
     per_key = 4 * HK  # one product for the logit, one for the value
     forward: float = 2 * _token_maps(config, number) + per_key * W

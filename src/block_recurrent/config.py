@@ -1,4 +1,4 @@
-"""`ModelConfig`: every choice that defines a model, checked when it is made. No torch here."""
+"""`ModelConfig`: the configuration of a model, validated on creation. No torch here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GATE_CONFIGS = ["dual", "single", "skip"]
 class ModelConfig:
     """One model. The defaults are the paper's base size (160m) as a plain sliding-window model (`slide`)."""
 
-    vocab_size: int = 32000  # V: pieces of the vocabulary, the document mark included
+    vocab_size: int = 32000  # V: size of the vocabulary, including the document mark
     d_model: int = 1024  # D: embedding width
     num_layers: int = 12  # L: layers
     num_heads: int = 8  # H: attention heads
@@ -31,19 +31,19 @@ class ModelConfig:
     num_states: int = 512  # S: recurrent state vectors
     gate: str = "fixed"  # gate of the recurrent cell: "fixed" or "lstm"
     gate_config: str = "skip"  # the horizontal direction: "dual", "single" or "skip"
-    gate_bias: bool | None = None  # whether z has a bias; unset: the paper's way (it has)
-    gate_tanh: bool | None = None  # whether z goes through tanh; unset: the paper's way (lstm does, fixed does not)
+    gate_bias: bool | None = None  # whether z has a bias; unset: as in the paper (it has)
+    gate_tanh: bool | None = None  # whether z goes through tanh; unset: as in the paper (only for lstm)
     feedback: bool = False  # block feedback: the stack runs block by block, and every layer reads the recurrent state
     memory_layers: tuple[int, ...] = ()
     """Layers with a memory of past keys and values (Memorizing Transformer), counted from 1."""
     memory_size: int = 65536  # M: entries of that memory per lane and head
-    memory_neighbors: int = 128  # n: entries that a query retrieves
+    memory_neighbors: int = 128  # n: entries retrieved per query
     scale_init: float = 1.0
-    """Where the attention scales start: a logit is the head's scale times a cosine. 1 in the paper."""
-    gate_init: float = 0.5  # share of the old state that a fixed gate keeps at the start. 0.5 in the paper.
+    """Initial value of the attention scales: a logit is the head's scale times a cosine. 1 in the paper."""
+    gate_init: float = 0.5  # initial share of the old state that a fixed gate keeps. 0.5 in the paper.
     gate_horizon: float = 0.0
-    """Blocks that the slowest channel of a fixed gate remembers at the start; the other channels are spread down to one
-    block, evenly in the logarithm. 0: all channels keep gate_init."""
+    """Initial number of blocks that the slowest channel of a fixed gate remembers; the others are spread down to one
+    block, evenly in the logarithm. 0: all channels use gate_init."""
     copy_init: bool = False
     """Whether heads start as copying heads, and the state as a table of what followed what (model/copying.py). In the
     paper, they start at random."""
@@ -58,7 +58,7 @@ class ModelConfig:
             object.__setattr__(self, name, _layer_numbers(name, getattr(self, name), self.num_layers))
         for name in ("dropout", "attention_dropout"):
             rate = getattr(self, name)
-            _check(name, rate, _is_number(rate) and 0 <= rate < 1, "a number from 0 up to, but not including, 1")
+            _check(name, rate, _is_number(rate) and 0 <= rate < 1, "a number of at least 0 and less than 1")
         ranges = [("scale_init", 0, float("inf")), ("gate_init", 0, 1)]
         for name, low, high in ranges + [("gate_horizon", 1, float("inf"))] * (self.gate_horizon != 0):
             value = getattr(self, name)
@@ -74,11 +74,11 @@ class ModelConfig:
         if self.segment % self.window:
             raise ConfigError(
                 f"segment {self.segment} is not a multiple of window {self.window}: "
-                "a segment is cut into blocks of one window each; "
+                "a segment is divided into blocks of one window each; "
                 f"try {max(1, self.segment // self.window) * self.window}"
             )
         if self.feedback and not self.recurrent_layers:
-            raise ConfigError("feedback is on, but recurrent_layers is empty: feedback reads a recurrent layer's state")
+            raise ConfigError("feedback is true, but recurrent_layers is empty: feedback needs a recurrent layer")
         if both := set(self.recurrent_layers) & set(self.memory_layers):
             raise ConfigError(
                 f"layer {min(both)} is in recurrent_layers and in memory_layers: a layer has one kind of memory"
@@ -91,17 +91,17 @@ class ModelConfig:
 
     @property
     def has_gate_bias(self) -> bool:
-        """`gate_bias`, or the paper's way where it is unset."""
+        """`gate_bias`, or the paper's choice if it is unset."""
         return True if self.gate_bias is None else self.gate_bias
 
     @property
     def has_gate_tanh(self) -> bool:
-        """`gate_tanh`, or the paper's way where it is unset."""
+        """`gate_tanh`, or the paper's choice if it is unset."""
         return self.gate == "lstm" if self.gate_tanh is None else self.gate_tanh
 
     @property
     def eos_token_id(self) -> int:
-        """The document mark, last in the vocabulary: it comes before a document, and as a prediction ends it."""
+        """The document mark, the last token of the vocabulary: it precedes a document, and as a prediction ends it."""
         return self.vocab_size - 1
 
     @property
@@ -114,7 +114,7 @@ class ModelConfig:
         return layer in self.recurrent_layers or self.feedback
 
     def shape_json(self) -> str:
-        """What models must have in common to share weights and memories: all but segment, dropout, initial values."""
+        """The fields that must agree to exchange weights and memories: all but segment, dropout, initial values."""
         fields = self.to_dict() | {"gate_bias": self.has_gate_bias, "gate_tanh": self.has_gate_tanh}
         return json.dumps({k: v for k, v in fields.items() if k not in _NOT_SHAPE}, sort_keys=True)
 
@@ -125,11 +125,11 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
-        """The config of a mapping; an unknown key is an error that names the nearest one."""
+        """The configuration from a mapping; an unknown key is an error that names the nearest one."""
         return cls(**_known(values))
 
     def replace(self, **changes: Any) -> ModelConfig:
-        """A copy with some fields changed, checked anew."""
+        """A copy with some fields changed, validated again."""
         return dataclasses.replace(self, **_known(changes))
 
 
@@ -172,5 +172,5 @@ def _layer_numbers(name: str, value: Any, num_layers: int) -> tuple[int, ...]:
         if not _is_int(number) or not 1 <= number <= num_layers:
             raise ConfigError(f"{name} has {number!r}: layers are counted from 1 to num_layers = {num_layers}")
     if len(set(numbers)) != len(numbers):
-        raise ConfigError(f"{name} is {list(numbers)}: each layer may be named once")
+        raise ConfigError(f"{name} is {list(numbers)}: each layer may be listed only once")
     return tuple(sorted(numbers))

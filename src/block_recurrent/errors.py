@@ -1,4 +1,4 @@
-"""Errors that users see: one line that says what was wrong, the value, the rule and what to do."""
+"""Errors that users see: one line with what was wrong, the value, the rule and what to do."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ USAGE, FAILURE = 2, 1
 
 
 class BlockRecurrentError(ValueError):
-    """Something the user gave can't be used. The command line prints it as one line and exits with `exit_code`."""
+    """Base class of errors in user input. The command line prints one line and exits with `exit_code`."""
 
     exit_code = USAGE
 
 
 class ConfigError(BlockRecurrentError):
-    """A setting that is unknown or breaks its rule."""
+    """An unknown or invalid setting."""
 
 
 class InputError(BlockRecurrentError):
-    """Tokens, lanes or lengths that the model can't take."""
+    """Tokens, lanes or lengths that the model can't accept."""
 
 
 class MemoryMismatchError(BlockRecurrentError):
@@ -28,7 +28,7 @@ class MemoryMismatchError(BlockRecurrentError):
 
 
 class FileFormatError(BlockRecurrentError):
-    """A file of ours that is damaged, cut, or not what it should be."""
+    """A file that is damaged, truncated, or of another format."""
 
     exit_code = FAILURE
 
@@ -44,7 +44,7 @@ class CheckpointError(BlockRecurrentError):
 
 
 class TrainingError(BlockRecurrentError):
-    """Training that can't start, or can't go on."""
+    """Training that can't start, or can't continue."""
 
     exit_code = FAILURE
 
@@ -63,5 +63,5 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with control characters spelled out: names and texts of others must not command a terminal."""
+    """The text with control characters escaped: untrusted names and texts must not control a terminal."""
     return re.sub("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)", lambda found: f"\\x{ord(found[0]):02x}", text)

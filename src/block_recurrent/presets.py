@@ -13,14 +13,14 @@ DEFAULT_VOCAB_SIZE = 32000
 
 @dataclass(frozen=True)
 class System:
-    """A row of the paper's main table: what kind of model, at any size."""
+    """A row of the paper's main table: an architecture, at any size."""
 
     in_paper: str  # the paper's name for it
     step_time: float | None = None  # the paper's step time, relative to Slide:13L
     windows: int | None = None
     """Segment and window are this many base windows, as in Transformer-XL; None: the size's own segment and window."""
     extra_layers: bool = False
-    """One layer more for each recurrent layer of the size, so that the cost equals a recurrent system's."""
+    """One extra layer for each recurrent layer of the size, so that the cost equals a recurrent system's."""
     recurrent: bool = False
     memorizing: bool = False
     model: dict[str, Any] = field(default_factory=dict)  # further fields of ModelConfig
@@ -66,7 +66,7 @@ class Size:
     memory_size: int
     memory_neighbors: int
     lanes: int
-    """Lanes of N tokens in a training step: 32 lanes of 4096 in the paper; at our own sizes, what suits two cores."""
+    """Lanes of N tokens in a training step: 32 lanes of 4096 in the paper; at smaller sizes, chosen for two cores."""
 
 
 SIZES = {
@@ -107,7 +107,7 @@ def preset(system: str, size: str, vocab_size: int = DEFAULT_VOCAB_SIZE, **overr
 
 
 def preset_lanes(system: str, size: str) -> int:
-    """Lanes of a training step, so that every system of a size sees the same number of tokens a step."""
+    """Lanes of a training step, so that every system of a size sees the same number of tokens per step."""
     _, dims = _look_up(system, size)
     return dims.lanes * dims.N // preset(system, size).segment
 

@@ -1,4 +1,4 @@
-"""Where a program runs: device, precision, random numbers, rank and world. The only reader of the environment."""
+"""The runtime: device, precision, random numbers, rank and world size. The only reader of the environment."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from block_recurrent.ops.precision import MetaAutocast
 T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""How long a process waits for the others: as long as the slowest may take to write a checkpoint."""
+"""Timeout for waiting on other processes: long enough for the slowest to write a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """This process among its world, and what it computes on."""
+    """This process, its group, and its device."""
 
     device: torch.device
     dtype: torch.dtype  # of the computation; weights are float32
@@ -40,7 +40,7 @@ class Runtime:
         return self.rank == 0
 
     def facts(self) -> dict[str, Any]:
-        """What must be the same for two runs to give the same numbers, bit for bit."""
+        """What two runs must have in common to produce identical results, bit for bit."""
         return {
             "machine": platform.node(),
             "torch": torch.__version__,
@@ -52,14 +52,14 @@ class Runtime:
     def sums(self, *values: Tensor | float) -> list[float]:
         """Each number summed over all processes, in float64; the same bits on each process."""
         if self.world == 1 and not any(isinstance(x, Tensor) for x in values):
-            return [float(x) for x in values]  # no way to the device and back
+            return [float(x) for x in values]  # no round trip to the device
         numbers = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=self.device) for x in values])
         if self.world > 1:
             dist.all_reduce(numbers)
         return numbers.tolist()
 
     def gather(self, value: Any) -> list[Any]:
-        """What every process has, by rank. For small things, rarely."""
+        """Gather the value of every process, by rank. For small values."""
         if self.world == 1:
             return [value]
         gathered: list[Any] = [None] * self.world
@@ -67,7 +67,7 @@ class Runtime:
         return gathered
 
     def from_main(self, value: Any) -> Any:
-        """What rank 0 has. For small things, rarely."""
+        """Broadcast the value of rank 0. For small values."""
         if self.world == 1:
             return value
         box = [value]
@@ -75,7 +75,7 @@ class Runtime:
         return box[0]
 
     def on_main(self, work: Callable[[], T]) -> T:
-        """What `work` gives on rank 0, for all; an error of ours there is raised on every process."""
+        """Run `work` on rank 0 and return its result on all; a BlockRecurrentError there is raised on every process."""
         outcome: tuple[T | None, BlockRecurrentError | None] = (None, None)
         if self.is_main:
             try:
@@ -90,7 +90,7 @@ class Runtime:
         return result
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The context that computes in `dtype`."""
+        """The autocast context of `dtype`."""
         if self.device.type == "meta":
             return MetaAutocast(self.dtype)
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
@@ -102,13 +102,13 @@ def start(
 ) -> Iterator[Runtime]:
     """The runtime of this process; under torchrun, part of a group (gloo on CPUs, nccl on GPUs) until the end.
 
-    On GPUs, deterministic: the same numbers each time, though slower; tf32: float32 products with 10 bits of precision.
+    On GPUs, deterministic: reproducible results, but slower; tf32: float32 products with 10 bits of precision.
     """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     place = pick_device(device)
     if place.type == "cuda":
         if deterministic:
-            # Products that give the same bits each time; cuBLAS reads this when it is first used.
+            # For reproducible products; cuBLAS reads this when it is first used.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -123,7 +123,7 @@ def start(
         yield runtime
     finally:
         if group_here:
-            # Gloo's threads let go of the last messages only while Python sleeps; a group that is destroyed before that
+            # Gloo's threads release the last messages only while Python sleeps; a group that is destroyed before that
             # waits for them forever, while they wait for Python (seen once in ten runs).
             time.sleep(0.2)
             dist.destroy_process_group()
@@ -135,14 +135,14 @@ def is_launched() -> bool:
 
 
 def launcher() -> str:
-    """How this process was started: the beginning of the command line that starts it again."""
+    """How this process was started: the beginning of the command line that restarts it."""
     if not is_launched():
         return "brt"
     return f"torchrun --nproc-per-node {os.environ.get('LOCAL_WORLD_SIZE', 1)} -m block_recurrent"
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of a name; `auto` is the GPU of this process, where there is one."""
+    """The device of a name; `auto` is the GPU of this process, if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -151,14 +151,14 @@ def pick_device(name: str) -> torch.device:
         raise ConfigError(f"device is '{name}': it must be auto, cpu, cuda or cuda:0, cuda:1, ...") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise ConfigError(f"device is '{name}', but torch sees no GPU here: use --device cpu")
+            raise ConfigError(f"device is '{name}', but torch finds no GPU: use --device cpu")
         if device.index is None:
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     return device
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The precision of a name. `auto` is bfloat16 only on GPUs that have it: most CPUs are 100 times slower in it."""
+    """The dtype of a name. `auto` is bfloat16 only on GPUs that support it: most CPUs are 100 times slower in it."""
     if name == "auto":
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
         return torch.bfloat16 if fast else torch.float32
@@ -168,22 +168,22 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _check_bfloat16_on_cpu() -> None:
-    """Some virtual machines claim instructions (AMX) that they don't have: a product in bfloat16 kills the process."""
+    """Some virtual machines report instructions (AMX) that they lack: a product in bfloat16 then kills the process."""
     product = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
     if subprocess.run([sys.executable, "-c", product], capture_output=True, check=False).returncode:
         raise ConfigError(
-            "dtype is bfloat16, but products in it crash on this CPU: use float32 (rarely slower on a CPU), or set "
+            "dtype is bfloat16, but bfloat16 products crash on this CPU: use float32 (rarely slower on a CPU), or set "
             "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment"
         )
 
 
 def seed(seed: int, rank: int = 0) -> None:
-    """Torch's random numbers: the same for a seed and rank, others for another rank (dropout must differ)."""
+    """Seed torch's random number generators, differently on each rank (dropout must differ)."""
     torch.manual_seed(seed * 1_000_003 + rank)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """Torch's random number generators, to go on with exactly."""
+    """The state of torch's random number generators, for exact resume."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)

@@ -114,7 +114,10 @@ def test_pictures(rec: Path, corpus: Corpus, tmp_path: Path) -> None:
     [
         ([], "give a second run B"),
         (["--swap-state", "test/three.txt"], "no document 'test/three.txt'"),
-        (["--swap-state", "test/two.txt", "--document", "test/two.txt"], "must be another document"),
+        (
+            ["--swap-state", "test/two.txt", "--document", "test/two.txt"],
+            "must not be one of the documents being scored",
+        ),
         (["--clear-state", "--top", "0"], "must be at least 1"),
         (["--clear-state", "--split", "train"], "split 'train' has no documents"),
     ],
@@ -167,7 +170,7 @@ def test_inspect(rec: Path, corpus: Corpus, tmp_path: Path, capsys: pytest.Captu
     text.write_text(TEXTS["one.txt"])
     assert main(["inspect", str(rec), str(text), "--json", str(numbers), "--out", str(page)]) == 0
     printed = capsys.readouterr().out
-    for word in ("attention_gate keep", "most read vectors", "blocks that changed the state most", "taken away"):
+    for word in ("attention_gate keep", "most read vectors", "blocks that changed the state most", "ablated vectors"):
         assert word in printed
     (layer,) = json.loads(numbers.read_text())["layers"]
     assert len(layer["change"]) == len(layer["state_norm"]) == (len(TEXTS["one.txt"]) + 1) // 16

@@ -60,7 +60,7 @@ def test_prepare_info_show_verify(source: Path, tmp_path: Path, capsysbinary: py
     assert main(["data", "show", out, "train/a.txt"]) == 0
     assert capsysbinary.readouterr().out == b"one two\r\n"
     assert main(["data", "verify", out]) == 0
-    assert b"5 documents, all as they were written" in capsysbinary.readouterr().out
+    assert b"5 documents verified" in capsysbinary.readouterr().out
 
 
 def test_losses_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +97,7 @@ def test_tokenizer_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         main(["tokenizer", "train", "--vocab-size", "600", "--out", str(out), str(code / "data"), str(code / "cli")])
         == 0
     )
-    assert "600 pieces; vocabulary with the document mark: 601" in capsys.readouterr().out
+    assert "600 pieces; vocabulary size with eos: 601" in capsys.readouterr().out
     arguments = ["data", "prepare", str(code / "data"), "--out", str(tmp_path / "out"), "--tokenizer", str(out)]
     assert main(arguments) == 0
     assert "lost" not in capsys.readouterr().out
@@ -109,11 +109,14 @@ def test_tokenizer_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     [
         (["data"], "required: COMMAND"),
         (["data", "prepare"], "required: SOURCE, --out"),
-        (["data", "prepare", "nowhere", "--out", "{out}"], "there is no source 'nowhere'"),
-        (["data", "prepare", "{source}", "--out", "{out}", "--tokenizer", "no.model"], "there is no tokenizer file"),
+        (["data", "prepare", "nowhere", "--out", "{out}"], "source 'nowhere' does not exist"),
+        (
+            ["data", "prepare", "{source}", "--out", "{out}", "--tokenizer", "no.model"],
+            "tokenizer file 'no.model' does not exist",
+        ),
         (["data", "prepare", "{source}", "--out", "{out}", "--unit", "line"], "invalid choice: 'line'"),
         (["data", "prepare", "{source}", "--out", "{out}", "--test", "2"], "the share --test must be 0 to 1"),
-        (["data", "prepare", "{source}", "--out", "{source}/x"], "lies inside the source"),
+        (["data", "prepare", "{source}", "--out", "{source}/x"], "is inside the source"),
         (["data", "info", "{source}"], "is not prepared data"),
         (["data", "verify", "{out}"], "is not prepared data"),
         (["data", "show", "{out}", "x"], "is not prepared data"),

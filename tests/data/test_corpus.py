@@ -48,7 +48,7 @@ def test_reading(corpus: Corpus) -> None:
 def test_names_and_splits_that_are_not_there(corpus: Corpus) -> None:
     with pytest.raises(DataError, match=r"has no document 'train/a.tx' \(did you mean 'train/a.txt'\?\)"):
         corpus.text("train/a.tx")
-    with pytest.raises(DataError, match=r"there is no split 'valid' \(did you mean 'validation'\?\)"):
+    with pytest.raises(DataError, match=r"unknown split 'valid' \(did you mean 'validation'\?\)"):
         corpus.documents("valid")
 
 
@@ -73,10 +73,10 @@ def test_the_fingerprint_is_that_of_the_documents_and_the_tokenizer(
 
 def test_a_folder_that_is_none_of_ours(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(DataError, match=r"is not prepared data: it has no manifest.json; make it with 'brt data"):
+        with pytest.raises(DataError, match=r"is not prepared data: it has no manifest.json; create it with 'brt data"):
             Corpus(folder)
     (tmp_path / "manifest.json").write_text('{"some": "other program"}')
-    with pytest.raises(FileFormatError, match="is not that of a block-recurrent corpus"):
+    with pytest.raises(FileFormatError, match="is not the manifest of a block-recurrent corpus"):
         Corpus(tmp_path)
     (tmp_path / "manifest.json").write_text('{"cut')
     with pytest.raises(FileFormatError, match="is damaged"):
@@ -89,15 +89,15 @@ def test_a_folder_that_is_none_of_ours(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(version=99), "has format version 99, this program reads 2"),
+        (lambda m: m.update(version=99), "has format version 99; this version supports up to 2"),
         (lambda m: m.pop("documents"), "lacks 'documents'"),
         (lambda m: m.pop("tokenizer"), "lacks 'tokenizer'"),
         (lambda m: m.update(dtype="nonsense"), "is damaged"),
         (lambda m: m["documents"][0].pop("tokens"), "is damaged"),
         (lambda m: m["documents"][0].update(split="nowhere"), "is damaged"),
         (lambda m: m["documents"][0].update(extra=1), "is damaged"),
-        (lambda m: m["documents"][1].update(offset=3), "'train/a.txt' should begin at token 0, not at 3"),
-        (lambda m: m["documents"][1].update(tokens=3), "'train/b.txt' should begin at token 3, not at 7"),
+        (lambda m: m["documents"][1].update(offset=3), "'train/a.txt' should begin at token 0, but begins at 3"),
+        (lambda m: m["documents"][1].update(tokens=3), "'train/b.txt' should begin at token 3, but begins at 7"),
         (lambda m: m["documents"][2].update(name="train/a.txt"), "lists 'train/a.txt' twice"),
         (lambda m: m["documents"].pop(), r"train.bin has 24 bytes, but its manifest says 14 bytes"),
         (lambda m: m.update(documents=5), "is damaged"),

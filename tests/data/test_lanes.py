@@ -194,7 +194,7 @@ def test_excerpts_are_read_once_an_epoch_and_resume(
 def test_a_state_of_whole_documents_does_not_fit_excerpts_and_an_old_one_is_of_whole_documents() -> None:
     state = next(LaneStream(Texts([30, 7]), "train", 2, 4, prefetch=0)).cursor
     assert state is not None
-    with pytest.raises(DataError, match="its excerpt is 0, here it is 8"):
+    with pytest.raises(DataError, match="its excerpt is 0, but this stream's is 8"):
         LaneStream(Texts([30, 7]), "train", 2, 4, excerpt=8, prefetch=0).load_state_dict(state)
     old = {key: value for key, value in state.items() if key != "excerpt"}
     LaneStream(Texts([30, 7]), "train", 2, 4, prefetch=0).load_state_dict(old)
@@ -306,7 +306,7 @@ def test_a_forgotten_stream_ends_its_thread() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lanes": 6, "world": 4}, "6 lanes can't be shared by 4 processes: lanes must be a multiple of 4"),
+        ({"lanes": 6, "world": 4}, "6 lanes can't be divided among 4 processes: lanes must be a multiple of 4"),
         ({"lanes": 0}, "lanes must be at least 1, not 0"),
         ({"segment": 0}, "segment must be at least 1, not 0"),
         ({"rank": 2, "world": 2}, "rank must be 0 to 1 in a world of 2, not 2"),
@@ -326,8 +326,8 @@ def test_an_empty_split() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lanes": 3}, "its lanes is 3, here it is 2"),
-        ({"seed": 9}, "its seed is 9, here it is 0"),
+        ({"lanes": 3}, "its lanes is 3, but this stream's is 2"),
+        ({"seed": 9}, "its seed is 9, but this stream's is 0"),
         ({"corpus": "other"}, "its corpus is 'other'"),
         ({"places": [[7, 0], None]}, "points outside the documents"),
         ({"places": [[0, 99], None]}, "points outside the documents"),

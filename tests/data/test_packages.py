@@ -164,9 +164,7 @@ def test_a_pinned_list(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert isinstance(document, Document)
     assert document.split == "test"
     make_wheel(tmp_path / "cache" / "wheels", "tiny", "1.0", {"tiny.py": b"another file\n"})
-    with pytest.raises(
-        DataError, match=r"tiny-1.0-py3-none-any.whl' is not the wheel of the list: its SHA-256 differs"
-    ):
+    with pytest.raises(DataError, match=r"tiny-1.0-py3-none-any.whl' is not the listed wheel: its SHA-256 differs"):
         list(find_documents("pypi:code-100"))
 
 
@@ -182,12 +180,12 @@ def test_the_list_that_comes_with_the_package() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("pypi:tiny", r"'pypi:tiny' is no package with its version; give pypi:NAME==VERSION or pypi:code-100"),
+        ("pypi:tiny", r"'pypi:tiny' is not a package with a version; give pypi:NAME==VERSION or pypi:code-100"),
         ("pypi:code-10", r"\(did you mean 'code-100'\?\)"),
-        ("pypi:--index==1", "is no package with its version"),
+        ("pypi:--index==1", "is not a package with a version"),
         (
             "pypi:tiny==9.9",
-            r"^can't fetch 'tiny==9.9': there is no such wheel for this Python; check name and version$",
+            r"^can't download 'tiny==9.9': no such wheel for this Python; check name and version$",
         ),
     ],
 )
@@ -199,10 +197,10 @@ def test_what_can_not_be_fetched(source: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("printed", "message"),
     [
-        ("/usr/bin/python: No module named pip\n", "this Python has no pip: get it with 'python -m ensurepip'"),
+        ("/usr/bin/python: No module named pip\n", "this Python has no pip: install it with 'python -m ensurepip'"),
         ("WARNING: Retrying\nNewConnectionError(...)\nERROR: No matching distribution", "check the network"),
-        ("ERROR: Something else\n", "can't fetch 'a==1': Something else"),
-        ("", "can't fetch 'a==1': pip ended with 1"),
+        ("ERROR: Something else\n", "can't download 'a==1': Something else"),
+        ("", "can't download 'a==1': pip exited with 1"),
     ],
 )
 def test_why_pip_failed(printed: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,9 +127,7 @@ def test_a_file_that_ends_inside_a_character(make_corpus: Make) -> None:
 @pytest.mark.parametrize("files", [{}, {"a.png": BINARY, "b.txt": b""}])
 def test_a_folder_without_text(files: dict[str, bytes], make_corpus: Make, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
-    with pytest.raises(
-        DataError, match=r"there is no document to prepare in .*source \((the source is empty|a.png: is a)"
-    ):
+    with pytest.raises(DataError, match=r"no documents found in .*source \((the source is empty|a.png: is a)"):
         make_corpus(files)
     assert not (tmp_path / "out").exists()
 
@@ -141,7 +139,7 @@ def test_duplicate_names_keep_the_first_and_list_the_others(tmp_path: Path) -> N
     settings = PrepareSettings((str(tmp_path / "one"), str(tmp_path / "two")))
     corpus = prepare(settings, ByteTokenizer(), tmp_path / "out")
     assert corpus.text("same.txt") == "one"
-    assert left_out(corpus) == {"same.txt": "has the name of an earlier document"}
+    assert left_out(corpus) == {"same.txt": "has the same name as an earlier document"}
 
 
 def test_a_file_that_fails_in_the_middle_is_taken_back_out(
@@ -172,7 +170,9 @@ def test_a_full_disk_is_one_clear_line_and_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(TokenWriter, "append", full)
-    with pytest.raises(DataError, match=r"can't write to .*out': No space left on device; the disk is full: make room"):
+    with pytest.raises(
+        DataError, match=r"can't write to .*out': No space left on device; the disk is full: free some space"
+    ):
         make_corpus({"train/a.txt": b"text"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
@@ -192,7 +192,7 @@ def test_a_full_disk_is_noticed_when_the_last_bytes_are_written(
 def test_a_finished_folder_is_replaced_only_when_asked(make_corpus: Make, tmp_path: Path) -> None:
     make_corpus({"train/a.txt": b"one"})
     with pytest.raises(
-        DataError, match="already holds prepared data; give --overwrite to replace it, or another --out"
+        DataError, match="already contains prepared data; give --overwrite to replace it, or another --out"
     ):
         make_corpus({"train/a.txt": b"two"})
     assert Corpus(tmp_path / "out").text("train/a.txt") == "one"
@@ -204,10 +204,10 @@ def test_a_finished_folder_is_replaced_only_when_asked(make_corpus: Make, tmp_pa
 def test_files_that_are_not_ours_are_never_touched(make_corpus: Make, tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
-    with pytest.raises(DataError, match=r"holds 'thesis.tex', which is not prepared data; give another --out"):
+    with pytest.raises(DataError, match=r"contains 'thesis.tex', which is not prepared data; choose another --out"):
         make_corpus({"train/a.txt": b"one"}, overwrite=overwrite)
     (tmp_path / "out" / "manifest.json").write_text("{}")
-    with pytest.raises(DataError, match=r"holds 'thesis.tex'"):
+    with pytest.raises(DataError, match=r"contains 'thesis.tex'"):
         make_corpus({"train/a.txt": b"one"}, overwrite=overwrite)
     assert (tmp_path / "out" / "thesis.tex").read_text() == "years of work"
 
@@ -224,7 +224,7 @@ def test_out_may_be_an_empty_folder_but_no_file(make_corpus: Make, tmp_path: Pat
 def test_out_inside_the_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     for out in (tmp_path, tmp_path / "build" / "out"):
-        with pytest.raises(DataError, match="lies inside the source"):
+        with pytest.raises(DataError, match="is inside the source"):
             prepare(PrepareSettings((str(tmp_path),), overwrite=True), ByteTokenizer(), out)
 
 
@@ -306,9 +306,9 @@ def test_ctrl_c_ends_at_once_and_clears_away(tmp_path: Path) -> None:
     [
         ({"validation": -0.1}, "the share --validation must be 0 to 1, not -0.1"),
         ({"test": 1.5}, "the share --test must be 0 to 1, not 1.5"),
-        ({"validation": 0.6, "test": 0.6}, "can't be more than 1 together"),
+        ({"validation": 0.6, "test": 0.6}, "must add up to at most 1"),
         ({"threads": 0}, "--threads must be at least 1, not 0"),
-        ({"sources": ()}, "there is no source"),
+        ({"sources": ()}, "no source given"),
     ],
 )
 def test_bad_settings(settings: dict[str, object], message: str) -> None:

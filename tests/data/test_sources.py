@@ -85,7 +85,7 @@ def test_version_control_links_to_folders_and_pipes_are_left_out(tmp_path: Path)
     os.mkfifo(tmp_path / "a" / "pipe")
     assert list(documents(source)) == ["a/b.txt"]
     assert left_out(source) == {
-        "a/.git": "is version control's own folder",
+        "a/.git": "is a version control folder",
         "a/pipe": "is not a regular file",
         "a/round": "is a link to a folder",
     }
@@ -132,7 +132,7 @@ def test_a_damaged_gz_keeps_what_was_whole(tmp_path: Path) -> None:
     path = tmp_path / "set.jsonl.gz"
     path.write_bytes(gzip.compress(rows.encode())[:-5000])
     assert len(documents(str(path))) > 10
-    assert "is cut or damaged after line" in left_out(str(path))["set.jsonl.gz"]
+    assert "is truncated or damaged after line" in left_out(str(path))["set.jsonl.gz"]
     path.write_bytes(b"no gzip at all")
     assert documents(str(path)) == {}
     assert "can't be read" in left_out(str(path))["set.jsonl.gz"]
@@ -197,7 +197,7 @@ def test_a_hugging_face_set(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hugging_face_set_without_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", FakeHub(ConnectionError("no route to host\nlong trace")))
     with pytest.raises(
-        DataError, match=r"^can't load the Hugging Face set 'x/y' \(no route to host\); check its name and"
+        DataError, match=r"^can't load the Hugging Face dataset 'x/y' \(no route to host\); check name and"
     ):
         documents("hf:x/y")
 
@@ -214,7 +214,7 @@ def test_the_standard_library() -> None:
 
 def test_a_source_that_is_not_there() -> None:
     with pytest.raises(
-        DataError, match="there is no source 'nowhere'; give a file, a folder, 'stdlib', 'installed', 'pypi:"
+        DataError, match="source 'nowhere' does not exist; give a file, a folder, 'stdlib', 'installed', 'pypi:"
     ):
         find_documents("nowhere")
 

@@ -133,6 +133,6 @@ def test_mistakes_are_said(make_reader: Callable, make_run: Callable, tmp_path: 
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="has no text to score"):
         evaluate(lm, tmp_path / "empty")
-    with pytest.raises(DataError, match="there is no source"):
+    with pytest.raises(DataError, match="does not exist"):
         evaluate(lm, tmp_path / "nowhere")
     assert load_tokenizer("bytes").eos_token_id == lm.eot_token_id

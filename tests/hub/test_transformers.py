@@ -182,7 +182,7 @@ def test_what_is_not_supported_is_refused(loaded: Callable) -> None:
         model(ids, past_key_values=memory)
     with pytest.raises(InputError, match="give at least the last token"):
         model.generate(past_key_values=memory, max_new_tokens=3)
-    with pytest.raises(InputError, match="no inputs_embeds"):
+    with pytest.raises(InputError, match="does not support inputs_embeds"):
         model(inputs_embeds=torch.zeros(1, 2, 48))
     with pytest.raises(InputError, match="not supported"):
         model(ids, output_attentions=True)
@@ -321,7 +321,7 @@ def test_the_command(
     }
     for code, arguments, message in (
         (USAGE, [str(run), str(tmp_path / "hf")], "exists: choose another folder"),
-        (USAGE, [str(run)], "say where to"),
+        (USAGE, [str(run)], "no output given"),
         (FAILURE, [str(tmp_path / "nothing"), str(tmp_path / "b")], "is not a run"),
     ):
         assert main(["export", *arguments]) == code

@@ -54,9 +54,9 @@ def test_the_peer_writes_beside_ours(tmp_path: Path) -> None:
 
 def test_an_unknown_part_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "write", "--weights", "float32,int4"]) == 2
-    assert "there are no weights 'int4': known are float32, bfloat16, int8" in capsys.readouterr().err
+    assert "unknown weights 'int4': choose from float32, bfloat16, int8" in capsys.readouterr().err
     assert main(["bench", "write", "--parts", "position,sped"]) == 2
-    assert "there is no part 'sped': known are position, batch, limit, peer, gpt2" in capsys.readouterr().err
+    assert "unknown part 'sped': choose from position, batch, limit, peer, gpt2" in capsys.readouterr().err
 
 
 def test_bytes_of_a_token() -> None:

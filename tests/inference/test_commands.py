@@ -111,7 +111,7 @@ def test_memory_info_and_diff(run: Path, book: Path, tmp_path: Path, capsys: pyt
     shown = capsys.readouterr()
     assert re.search("is memory of text +False", shown.out)
     assert f"{run}, step 7" in shown.out
-    assert "is the memory of another text" in shown.err
+    assert "is not the memory of" in shown.err
     assert brt("memory", "diff", a, b) == 0
     assert "state" in capsys.readouterr().out
     assert brt("memory", "diff", a, a, "--json") == 0
@@ -144,21 +144,25 @@ def test_int8_writes_and_keeps_its_memories_apart(
         (USAGE, ["write", "RUN", "--prompt", "a", "--prompt-file", "b"], "give one of them"),
         (USAGE, ["write", "RUN", "--prompt-file", "LATIN"], "is not UTF-8"),
         (USAGE, ["write", "RUN", "--prompt-file", "nothing.txt"], "can't be read"),
-        (FAILURE, ["write", "RUN", "--memory", "nothing.memory"], "there is no memory file 'nothing.memory'"),
-        (FAILURE, ["write", "RUN", "--memory", "CUT"], "damaged, cut or another kind of file"),
+        (FAILURE, ["write", "RUN", "--memory", "nothing.memory"], "memory file 'nothing.memory' does not exist"),
+        (FAILURE, ["write", "RUN", "--memory", "CUT"], "damaged, truncated or another kind of file"),
         (USAGE, ["write", "RUN", "--memory", "OTHER"], "belongs to model"),
         (FAILURE, ["write", "nowhere"], "'nowhere' is not a run"),
-        (FAILURE, ["write", "RUN", "--save", "LATIN"], "is no memory file: it is not replaced"),
+        (FAILURE, ["write", "RUN", "--save", "LATIN"], "is not a memory file: choose another name"),
         (USAGE, ["write", "RUN", "--device", "gpu"], "device"),
         (USAGE, ["read", "RUN", "EMPTY", "--memory", "NEW"], "is empty: there is nothing to read"),
         (USAGE, ["read", "RUN", "LATIN", "--memory", "NEW"], "is not UTF-8 (byte 0xE9"),
-        (USAGE, ["read", "RUN", "nothing.txt", "--memory", "NEW"], "there is no text file 'nothing.txt'"),
-        (FAILURE, ["read", "RUN", "LATIN", "--memory", "LATIN"], "it is not replaced"),
+        (USAGE, ["read", "RUN", "nothing.txt", "--memory", "NEW"], "text file 'nothing.txt' does not exist"),
+        (FAILURE, ["read", "RUN", "LATIN", "--memory", "LATIN"], "is not a memory file"),
         (FAILURE, ["read", "RUN", "LATIN", "--memory", "nowhere/a.memory"], "there is no folder 'nowhere'"),
-        (FAILURE, ["read", "RUN", "LATIN", "--memory", "NEW", "--from", "CUT"], "damaged, cut or another kind of file"),
+        (
+            FAILURE,
+            ["read", "RUN", "LATIN", "--memory", "NEW", "--from", "CUT"],
+            "damaged, truncated or another kind of file",
+        ),
         (USAGE, ["score", "RUN", "--text", "EMPTY"], "nothing to score"),
         (FAILURE, ["memory", "info", "LATIN"], "can't be read as a memory file"),
-        (FAILURE, ["memory", "diff", "OTHER", "CUT"], "damaged, cut or another kind of file"),
+        (FAILURE, ["memory", "diff", "OTHER", "CUT"], "damaged, truncated or another kind of file"),
     ],
 )
 def test_mistakes_are_one_line_and_change_nothing(
@@ -261,13 +265,13 @@ def test_a_conversation(make_reader: Callable, byte_tokenizer: Tokenizer, tmp_pa
     assert hello
     assert "needs the name of a file" in rest[2]
     assert "there is no branch '7': there are 1, 2" in rest[3]
-    assert "there is no memory file 'nothing.memory'" in rest[4]
+    assert "memory file 'nothing.memory' does not exist" in rest[4]
     assert "branch 1 of 2" in rest[5]
     assert all(command in rest[6] for command in ("/save", "/load", "/fork", "/undo", "/where"))
 
 
 def test_nothing_to_undo_is_said(make_reader: Callable, byte_tokenizer: Tokenizer) -> None:
-    assert "nothing to take back" in talk(Session(make_reader(), byte_tokenizer), "/undo", "/where")[0]
+    assert "nothing to undo" in talk(Session(make_reader(), byte_tokenizer), "/undo", "/where")[0]
 
 
 def test_ctrl_c_stops_the_sentence_not_the_program(make_reader: Callable, byte_tokenizer: Tokenizer) -> None:

@@ -317,7 +317,7 @@ def test_bad_input_is_refused_as_the_model_does(tokens: Tokens) -> None:
     model = make("rec-fixed-skip")
     engine = Engine(model)
     _, memory = engine.decode([1, 2])
-    for bad, message in {VOCAB: "token numbers go from 0", -1: "token numbers go from 0"}.items():
+    for bad, message in {VOCAB: "tokens must be from 0", -1: "tokens must be from 0"}.items():
         for give in (memory, None):
             with pytest.raises(InputError, match=message):
                 engine.decode([0, bad], give)

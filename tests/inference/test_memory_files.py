@@ -119,7 +119,7 @@ def test_a_memory_without_a_session_is_said(make_reader: Callable, byte_tokenize
     model = make_reader()
     _, memory = model(torch.tensor([[1, 2, 3]]))
     memory.save(tmp_path / "plain.memory")
-    with pytest.raises(FileFormatError, match="no session's"):
+    with pytest.raises(FileFormatError, match="not of a session"):
         Session.load(tmp_path / "plain.memory", model, byte_tokenizer)
 
 
@@ -144,7 +144,7 @@ def test_a_failed_save_leaves_the_old_file(
 def test_a_book_is_not_replaced_by_a_memory(make_reader: Callable, byte_tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("Call me Ishmael." * 50)
     session = Session(make_reader(), byte_tokenizer)
-    with pytest.raises(FileFormatError, match="is no memory file: it is not replaced"):
+    with pytest.raises(FileFormatError, match="is not a memory file: choose another name"):
         session.save(tmp_path / "book.txt")
     assert (tmp_path / "book.txt").read_text().startswith("Call me")
     with pytest.raises(FileFormatError, match="there is no folder"):

@@ -209,10 +209,10 @@ def test_leaving_the_iterator_leaves_a_whole_session(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([5, 256], "hold the document mark 256"),
-        ([5, 257], "token 257 is not of this tokenizer"),
-        ([-1], "token -1 is not of this tokenizer"),
-        (b"bytes", "decode it to text first"),
+        ([5, 256], "contain the document mark 256"),
+        ([5, 257], "token 257 is out of range"),
+        ([-1], "token -1 is out of range"),
+        (b"bytes", "decode it to str first"),
         (np.array([[1, 2]]), "flat list"),
         ([0.5], "flat list"),
     ],

@@ -35,7 +35,7 @@ def test_commands_read_it(model: BlockRecurrentLM, tmp_path: Path, capsys: pytes
 
 def test_a_run_is_replaced_only_when_told(model: BlockRecurrentLM, tmp_path: Path) -> None:
     save_run(model, "bytes", tmp_path / "run", step=7)
-    with pytest.raises(CheckpointError, match=r"is a run already: .* overwrite=True"):
+    with pytest.raises(CheckpointError, match=r"already contains a run: .* overwrite=True"):
         save_run(model, "bytes", tmp_path / "run", step=8)
     save_run(model, "bytes", tmp_path / "run", step=3, overwrite=True)
     assert load_run(tmp_path / "run").checkpoint.step == 3

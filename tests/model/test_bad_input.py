@@ -17,9 +17,9 @@ def model(make_model) -> BlockRecurrentLM:
 
 
 BAD_TOKENS = [
-    (GOOD + 20, r"tokens has 26: token numbers go from 0 to vocab_size - 1 = 22"),
-    (GOOD.where(GOOD != 3, 23), r"tokens has 23: token numbers go from 0 to vocab_size - 1 = 22"),
-    (GOOD - 2, r"tokens has -1: token numbers go from 0"),
+    (GOOD + 20, r"tokens has 26: tokens must be from 0 to vocab_size - 1 = 22"),
+    (GOOD.where(GOOD != 3, 23), r"tokens has 23: tokens must be from 0 to vocab_size - 1 = 22"),
+    (GOOD - 2, r"tokens has -1: tokens must be from 0"),
     (GOOD.float(), "tokens has dtype float32: it must be an integer type, such as int64"),
     (GOOD.bool(), "tokens has dtype bool: it must be an integer type"),
     (GOOD[0], r"tokens has shape \(3,\): it must be \(lanes, length\)"),
@@ -57,8 +57,8 @@ def test_starts(model, starts, message):
 
 
 BAD_LENGTHS = [
-    (torch.tensor([4, 1]), "lengths has 4 for lane 0: it must be from 0 to 3, the tokens given"),
-    (torch.tensor([1, -1]), "lengths has -1 for lane 1: it must be from 0 to 3, the tokens given"),
+    (torch.tensor([4, 1]), "lengths has 4 for lane 0: it must be from 0 to 3, the number of tokens"),
+    (torch.tensor([1, -1]), "lengths has -1 for lane 1: it must be from 0 to 3, the number of tokens"),
     (torch.tensor([3]), r"lengths has shape \(1,\): it must be \(2,\)"),
     (torch.tensor([1.0, 2.0]), "lengths is float32: it must be a tensor of dtype an integer type"),
     (torch.tensor([True, False]), "lengths is bool: it must be a tensor of dtype an integer type"),
@@ -115,14 +115,17 @@ def test_a_memory_has_at_least_one_lane(model, lanes):
 
 
 BAD_LOSS = [
-    ({"targets": GOOD[:1]}, r"targets has shape \(1, 3\): it must be that of tokens, \(2, 3\)"),
-    ({"targets": GOOD[:, :1]}, r"targets has shape \(2, 1\): it must be that of tokens, \(2, 3\)"),
-    ({"targets": GOOD + 20}, "targets has 26: token numbers go from 0 to vocab_size - 1 = 22"),
-    ({"targets": GOOD * -100}, "targets has -600: token numbers go from 0"),
+    ({"targets": GOOD[:1]}, r"targets has shape \(1, 3\): it must be the shape of tokens, \(2, 3\)"),
+    ({"targets": GOOD[:, :1]}, r"targets has shape \(2, 1\): it must be the shape of tokens, \(2, 3\)"),
+    ({"targets": GOOD + 20}, "targets has 26: tokens must be from 0 to vocab_size - 1 = 22"),
+    ({"targets": GOOD * -100}, "targets has -600: tokens must be from 0"),
     ({"targets": GOOD.double()}, "targets has dtype float64: it must be an integer type"),
     ({"mask": torch.ones(2, 3)}, "mask is float32: it must be a tensor of dtype bool"),
-    ({"mask": torch.ones(1, 3, dtype=torch.bool)}, r"mask has shape \(1, 3\): it must be that of tokens, \(2, 3\)"),
-    ({"mask": torch.ones(2, dtype=torch.bool)}, r"mask has shape \(2,\): it must be that of tokens"),
+    (
+        {"mask": torch.ones(1, 3, dtype=torch.bool)},
+        r"mask has shape \(1, 3\): it must be the shape of tokens, \(2, 3\)",
+    ),
+    ({"mask": torch.ones(2, dtype=torch.bool)}, r"mask has shape \(2,\): it must be the shape of tokens"),
     ({"mask": [[True] * 3] * 2}, "mask is list: it must be a tensor of dtype bool"),
     ({"tokens": GOOD + 20}, "tokens has 26"),
     ({"starts": torch.tensor([True])}, r"starts has shape \(1,\)"),

@@ -115,7 +115,7 @@ def test_a_number_that_is_none_is_one(folder):
 def test_a_case_that_can_not_be_built_is_one(folder, capsys):
     spoil(folder / "xl.safetensors", lambda tensors: tensors.pop("param/embed/embedding"))
     assert check.main(str(folder)) == 1
-    assert "can't be built: ConfigError: these weights are not of this configuration: missing embed/embedding" in (
+    assert "can't be built: ConfigError: these weights don't match the configuration: missing embed/embedding" in (
         capsys.readouterr().out
     )
 

@@ -86,7 +86,7 @@ def test_select_takes_lanes_in_order_and_may_repeat_them(model, memory, tokens):
 
 @pytest.mark.parametrize("lanes", [[], [3], [-1], [0, 7], [True, False, True], [0.5]])
 def test_lanes_that_are_not_there_can_not_be_selected(memory, lanes):
-    with pytest.raises(InputError, match=r"can't be selected: name at least one, each from 0 to 2"):
+    with pytest.raises(InputError, match=r"can't be selected: give at least one, each from 0 to 2"):
         memory.select(lanes)
 
 
@@ -197,9 +197,9 @@ def test_a_memory_whose_model_is_gone_is_refused(make_model, tokens):
     del model
     gc.collect()
     other = BlockRecurrentLM(config).double()
-    with pytest.raises(MemoryMismatchError, match="the model that made this memory is gone"):
+    with pytest.raises(MemoryMismatchError, match="the model that made this memory was deleted"):
         other(tokens(1, 3), memory)
-    with pytest.raises(MemoryMismatchError, match="the model that made this memory is gone"):
+    with pytest.raises(MemoryMismatchError, match="the model that made this memory was deleted"):
         DocumentMemory.cat([memory, other(tokens(1, 3))[1]])
 
 
@@ -305,7 +305,7 @@ def test_every_damaged_byte_is_noticed(make_model, tokens, tmp_path):
 def test_a_cut_file_is_an_error(path, share):
     good = path.read_bytes()
     path.write_bytes(good[: int(len(good) * share)])
-    with pytest.raises(FileFormatError, match=r"book.memory' can't be read as a memory file, it is damaged, cut"):
+    with pytest.raises(FileFormatError, match=r"book.memory' can't be read as a memory file, it is damaged, truncated"):
         DocumentMemory.load(path)
 
 
@@ -327,7 +327,7 @@ def test_a_text_file_a_folder_and_a_missing_file_are_errors(tmp_path):
         DocumentMemory.load(tmp_path / "book.txt")
     with pytest.raises(FileFormatError, match="can't be read as a memory file"):
         DocumentMemory.load(tmp_path)
-    with pytest.raises(FileFormatError, match=r"there is no memory file '.*nowhere'"):
+    with pytest.raises(FileFormatError, match=r"memory file '.*nowhere' does not exist"):
         DocumentMemory.load(tmp_path / "nowhere")
 
 
@@ -335,7 +335,7 @@ def test_another_version_is_an_error_that_names_both(memory, tmp_path, monkeypat
     monkeypatch.setattr(memory_file, "VERSION", 7)
     memory.save(tmp_path / "m")
     monkeypatch.undo()
-    with pytest.raises(FileFormatError, match="format version 7, this program reads version 1"):
+    with pytest.raises(FileFormatError, match="format version 7; this version supports 1"):
         DocumentMemory.load(tmp_path / "m")
 
 

@@ -108,7 +108,7 @@ def test_a_folder_of_that_name_is_meant_by_its_path(box: Path, capsys: pytest.Ca
     assert load_run(Path("code")).tokenizer.model is not None, "a Path is a path"
     boxed = load_run("code")
     assert boxed.tokenizer.model is None, "the model in the box"
-    assert "your folder of that name is './code'" in boxed.notes[0]
+    assert "for the folder of that name, use './code'" in boxed.notes[0]
 
 
 def test_damage_is_found(box: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,7 @@ def test_damage_is_found(box: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     raw = bytearray((copy / "model.safetensors").read_bytes())
     raw[-1] ^= 1
     (copy / "model.safetensors").write_bytes(raw)
-    assert "does not have the hash" in failure(capsys, "write", copy)
+    assert "the hash of" in failure(capsys, "write", copy)
     (copy / "card.json").write_text((copy / "card.json").read_text().replace("Made-up", "Royal"))
     assert "was changed after it was written" in failure(capsys, "models", "show", copy)
 
@@ -128,13 +128,13 @@ def test_what_pack_refuses(box: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert not (tmp_path / "small").exists()
     (tmp_path / "mine").mkdir()
     assert "give --overwrite" in failure(capsys, *pack, tmp_path / "mine")
-    assert "no model of ours" in failure(capsys, *pack, tmp_path / "mine", "--overwrite")
-    assert "must not look like a path" in failure(capsys, *pack[:3], "--name", "a/b", "--out", tmp_path / "x")
+    assert "is not a packed model" in failure(capsys, *pack, tmp_path / "mine", "--overwrite")
+    assert "not a path" in failure(capsys, *pack[:3], "--name", "a/b", "--out", tmp_path / "x")
     (tmp_path / "bad.toml").write_text("sumary = 'x'")
     assert "its keys are summary" in failure(capsys, *pack, tmp_path / "x", "--about", tmp_path / "bad.toml")
     other = ["--memory", box / "code.json", "--twin", tmp_path / "one.json"]
     command("eval", box / "run-code", "--data", box / "data-code", "--document", "test/0.txt", "--json", "one.json")
-    assert "on other documents" in failure(capsys, *pack, tmp_path / "x", *other)
+    assert "on different documents" in failure(capsys, *pack, tmp_path / "x", *other)
 
 
 def test_an_empty_box_says_so(
@@ -142,7 +142,7 @@ def test_an_empty_box_says_so(
 ) -> None:
     monkeypatch.setattr(models, "ROOM", tmp_path)
     command("models")
-    assert "there is no model in the box" in capsys.readouterr().out
+    assert "no bundled models" in capsys.readouterr().out
     assert "none in this installation" in failure(capsys, "models", "show", "code")
 
 

@@ -39,7 +39,7 @@ def test_another_tokenizer_is_refused_with_the_command(box: Path, capsys: pytest
     assert "was prepared with another tokenizer" in line
     assert "--tokenizer books'" in line
     line = failure(capsys, "train", "--init-from", "nowhere", "--data", box / "data-code", "--out", "mine")
-    assert "--init-from nowhere: there is no checkpoint in it" in line
+    assert "--init-from nowhere: it has no checkpoint" in line
 
 
 def test_only_the_state_is_tuned(box: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +77,7 @@ def test_a_state_fits_its_own_weights_only(box: Path, tmp_path: Path, capsys: py
     state.write_bytes(raw)
     assert "don't match their hash" in failure(capsys, "write", "code", "--state", state)
     command("read", "code", box / "texts" / "test" / "0.txt", "--memory", "book.memory")
-    assert "is no file of initial states" in failure(capsys, "write", "code", "--state", "book.memory")
+    assert "is not a file of initial states" in failure(capsys, "write", "code", "--state", "book.memory")
 
 
 def test_a_model_without_a_state_has_none_to_tune(box: Path, capsys: pytest.CaptureFixture[str]) -> None:

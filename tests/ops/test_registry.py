@@ -58,7 +58,7 @@ def test_a_backend_is_forced_inside_and_nowhere_else():
 
 def test_an_unknown_backend_is_named():
     with (
-        pytest.raises(ConfigError, match=r"no backend 'referense' \(did you mean 'reference'\?\)"),
+        pytest.raises(ConfigError, match=r"unknown backend 'referense' \(did you mean 'reference'\?\)"),
         backend("referense"),
     ):
         pass

@@ -69,7 +69,7 @@ def test_an_index_that_names_code_is_refused_even_where_it_is_listed(files, tmp_
     (newest / "model.safetensors").unlink()
     reseal(newest)
     verify(newest)
-    with pytest.raises(FileFormatError, match="which is no part of an index of tensors"):
+    with pytest.raises(FileFormatError, match="which is not allowed in an index of tensors"):
         read_sharded_weights(newest)
     assert main(["score", str(files / RUN), str(files / "text.txt")]) == 0, "the checkpoint before is used"
     assert not (tmp_path / "ran").exists()
@@ -176,7 +176,7 @@ def test_a_run_resumes_by_its_folder_alone(files, capsys):
     assert main(["train", "--out", str(files / RUN), "--steps", "3"]) == 0
     assert list_checkpoints(files / RUN)[-1].name == "step-00000003"
     assert main(["train", "--out", str(files / RUN), "--steps", "1"]) == 0
-    assert "nothing to do: step 3 is done, and --steps is 1" in capsys.readouterr().err
+    assert "nothing to do: the run is at step 3, and --steps is 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", ["data/\N{GRINNING FACE}", 'a "quoted" \\ path', "x\x7fy\ttab"])
@@ -198,7 +198,7 @@ def test_a_folder_of_other_files_is_no_run(files, tmp_path, capsys):
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
     arguments = [*train_arguments(files, RUN), "--out", str(tmp_path / "mine")]
     assert main(arguments) == 1
-    assert "holds 'thesis.txt' and is not a run's folder" in one_line(capsys)
+    assert "contains 'thesis.txt' and is not a run folder" in one_line(capsys)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
@@ -249,7 +249,7 @@ def test_a_small_folder_gets_every_split_or_a_warning(count, tmp_path, capsys):
     said = capsys.readouterr().out
     corpus = Corpus(tmp_path / "out")
     for split in ("train", "validation", "test"):
-        assert corpus.documents(split) or f"warning: no document fell to {split}" in said
+        assert corpus.documents(split) or f"warning: split '{split}' has no documents" in said
     if count >= 3:
         assert "warning" not in said
 
@@ -263,6 +263,6 @@ def test_a_name_with_half_a_character_is_prepared(tmp_path):
 def test_a_pipe_is_no_source(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe")
     assert main(["data", "prepare", str(tmp_path / "pipe"), "--out", str(tmp_path / "out")]) == 2
-    assert "is no regular file" in one_line(capsys)
+    assert "is not a regular file" in one_line(capsys)
     with pytest.raises(BlockRecurrentError):
         read_memory_file(tmp_path / "pipe")

@@ -158,7 +158,7 @@ def test_an_error_is_told(page: Any, served: Served, tmp_path: Path) -> None:
     page.click("#rename")
     answer(page, "no/such name")
     page.wait_for_selector("#told.wrong")
-    assert "is no name for a memory" in page.inner_text("#told")
+    assert "is not a valid name" in page.inner_text("#told")
 
 
 def test_the_api_is_described(page: Any, served: Served) -> None:

@@ -53,7 +53,7 @@ def test_equal_conditions_and_further_seeds(data: Path, tmp_path: Path, capsys: 
     assert len(json.loads((out / "windows.json").read_text())["runs"]) == 12
     assert "| slide, window 16 | 2 |" in (out / "windows.md").read_text()
     assert main(study("windows", data, out, "--budget", "7")) == 2
-    assert "holds a study with budget" in capsys.readouterr().err
+    assert "has a study with budget" in capsys.readouterr().err
 
 
 def test_the_report_comes_with_the_main_table(data: Path, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_other_numbers_of_processes_go_on(
     torchrun(2, [*starts, job(whole, tmp_path / "two-two"), job(whole, tmp_path / "one-two")], tmp_path)
     capsys.readouterr()
     train(whole, tmp_path / "two-one")
-    assert "lanes are dealt anew to 1 processes" in capsys.readouterr().err
+    assert "lanes are redistributed to 1 processes" in capsys.readouterr().err
     sharded = tmp_path / "two-two" / "checkpoints" / "step-00000010"
     assert (sharded / "sharded").is_dir()
     assert not (sharded / "model.safetensors").exists()

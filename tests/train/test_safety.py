@@ -132,10 +132,10 @@ def test_damaged_newest(make_config: MakeConfig, tmp_path: Path, capsys: pytest.
     content[-1] ^= 1
     weights.write_bytes(content)
     assert load_run(run).checkpoint.step == 6
-    assert "model.safetensors does not have the hash" in load_run(run).notes[0]
+    assert "the hash of model.safetensors differs" in load_run(run).notes[0]
     assert train(config, run) is True
     said = capsys.readouterr().err
-    assert "step-00000008' is damaged: model.safetensors does not have the hash" in said
+    assert "step-00000008' is damaged: the hash of model.safetensors differs" in said
     assert "resuming after step 6 of 12 steps" in said
     assert "kept as 'unused-step-00000008'" in said
     assert [x for x in read_metrics(run) if x["split"] == "train"] == read_metrics(tmp_path / "whole", "train")
@@ -152,7 +152,7 @@ def test_all_damaged(make_config: MakeConfig, tmp_path: Path, damage: str) -> No
         (folder / "state.json").write_bytes((folder / "state.json").read_bytes()[:-4])
     else:
         (folder / "manifest.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"no checkpoint of .* is whole: .*step-00000003' is damaged"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of .* is intact: .*step-00000003' is damaged"):
         train(config.replace("train", steps=5), tmp_path)
     assert folder.is_dir()
 
@@ -201,12 +201,12 @@ def test_other_data_is_refused(make_config: MakeConfig, tmp_path: Path) -> None:
 
 def test_ways_to_resume(make_config: MakeConfig, tmp_path: Path) -> None:
     config, run = make_config(), tmp_path / "run"
-    with pytest.raises(CheckpointError, match="has no checkpoint to go on from, and --resume must"):
+    with pytest.raises(CheckpointError, match="has no checkpoint to resume from, and --resume must"):
         train(config, run, resume="must")
     assert train(config, run, resume="never") is True
     with pytest.raises(TrainingError, match="has checkpoints up to step 12, and --resume never"):
         train(config, run, resume="never")
-    with pytest.raises(CheckpointError, match="it must be auto, never, must, or the folder of a checkpoint"):
+    with pytest.raises(CheckpointError, match="it must be auto, never, must, or a checkpoint folder"):
         train(config, run, resume=str(tmp_path / "nowhere"))
     expected = read_metrics(run)
     assert train(config, run, resume=str(run / "checkpoints" / "step-00000008")) is True
@@ -225,9 +225,9 @@ def test_init_from_takes_weights_only(make_config: MakeConfig, tmp_path: Path) -
     assert read_metrics(tmp_path / "second")[0]["step"] == 1
     first, same = (load_run(tmp_path / name).model.state_dict() for name in ("first", "second"))
     assert all(torch.equal(first[name], same[name]) for name in first)
-    with pytest.raises(CheckpointError, match="are not those of this model"):
+    with pytest.raises(CheckpointError, match="don't match the model"):
         train(make_config(**{"train.init_from": str(tmp_path / "first"), "model.mlp_dim": 32}), tmp_path / "third")
-    with pytest.raises(CheckpointError, match="there is no checkpoint in it"):
+    with pytest.raises(CheckpointError, match="it has no checkpoint"):
         train(make_config(**{"train.init_from": str(tmp_path / "nowhere")}), tmp_path / "fourth")
 
 
@@ -259,7 +259,7 @@ def test_without_validation(make_config: MakeConfig, tmp_path: Path, capsys: pyt
     assert train(make_config(**{"train.steps": 2, "data.path": str(tmp_path / "data")}), tmp_path / "run") is True
     assert "no validation split" in capsys.readouterr().err
     assert {line["split"] for line in read_metrics(tmp_path / "run")} == {"train"}
-    with pytest.raises(CheckpointError, match="measured on validation"):
+    with pytest.raises(CheckpointError, match="has a validation result"):
         load_run(tmp_path / "run", "best")
 
 
@@ -278,7 +278,7 @@ def test_lanes_must_fit(make_config: MakeConfig, tmp_path: Path) -> None:
         make_config(**{"train.accumulate": 3})
     run = tmp_path / "file"
     run.write_text("")
-    with pytest.raises(TrainingError, match="can't be used as a run's folder"):
+    with pytest.raises(TrainingError, match="can't be used as a run folder"):
         train(make_config(), run)
 
 
@@ -312,7 +312,7 @@ def test_a_run_is_enough_by_itself(make_config: MakeConfig, tmp_path: Path) -> N
     assert load_run(tmp_path / "checkpoints" / "step-00000002").checkpoint == loaded.checkpoint
     with pytest.raises(CheckpointError, match=r"is not a run: it has no config\.toml"):
         load_run(tmp_path / "checkpoints")
-    with pytest.raises(CheckpointError, match="is not a checkpoint: there is no such folder"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint: the folder does not exist"):
         load_run(tmp_path, tmp_path / "nowhere")
 
 

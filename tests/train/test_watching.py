@@ -149,6 +149,6 @@ def test_the_warning_is_given(
     settings = {"schedule.warmup": 5, "eval.every": 4, "eval.state_warning": 100.0}
     train(make_config(**settings), tmp_path)
     said = capsys.readouterr().err
-    assert "warning: step 8: the recurrent state is being ignored" in said
+    assert "warning: step 8: the model makes no use of the recurrent state" in said
     assert "step 4: the recurrent state" not in said, "not before the end of the warm-up"
-    assert "the recurrent state is being ignored" in (tmp_path / "log.txt").read_text()
+    assert "makes no use of the recurrent state" in (tmp_path / "log.txt").read_text()

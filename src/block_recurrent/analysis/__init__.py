@@ -1,1 +1,1 @@
-"""What the memory does: two models token by token, the state taken away, and a look inside. And the report of it."""
+"""Analysis of the memory: token-by-token comparisons, ablations, inspection of the state, and reports."""

@@ -1,6 +1,6 @@
-"""What the state vectors are worth: the loss when some of them are taken away.
+"""Ablation of state vectors: the loss without some of them.
 
-To take a vector away is to set it back to its initial value at every block, so that nothing it could hold is read.
+A vector is ablated by resetting it to its initial value at every block, so that it carries no information.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from block_recurrent.io.progress import Progress
 from block_recurrent.model.language_model import BlockRecurrentLM
 
 ABLATION_RULE = (
-    "a state vector is taken away by setting it back to its initial value at every block; most and least read by the "
+    "a state vector is ablated by resetting it to its initial value at every block; most and least read: by the "
     "tokens' mean attention over the document"
 )
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """Bits per token with `count` vectors of a layer's state taken away."""
+    """Bits per token without `count` vectors of a layer's state."""
 
     layer: int
     count: int
@@ -36,7 +36,7 @@ class Ablation:
 
 
 class _TakeAway(StateEdit):
-    """Sets other vectors back in each lane: lane by lane the same document, with `chosen[document]` taken away."""
+    """Resets different vectors in each lane: all lanes read the same document, without `chosen[document]`."""
 
     def __init__(self, window: int, states: States, chosen: list[tuple[int, NDArray[np.int64]] | None]) -> None:
         self.window, self.states, self.chosen = window, states, chosen

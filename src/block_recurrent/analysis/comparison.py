@@ -1,4 +1,4 @@
-"""Two readings of the same documents, token by token: the paper's two qualitative studies.
+"""Token-by-token comparison of two readings of the same documents: the paper's two qualitative studies.
 
 A and B are two models, or one model with and without an experiment on its recurrent state. The difference of a token is
 B's bits minus A's: positive where A predicts it better.
@@ -26,14 +26,14 @@ from block_recurrent.model.language_model import BlockRecurrentLM
 
 WHERE = ("window", "segment", "beyond", "never")
 WHERE_RULE = (
-    "window: at most W tokens back; segment: further, but in the same segment of N tokens; beyond: in an earlier "
+    "window: at most W tokens back; segment: farther, but in the same segment of N tokens; beyond: in an earlier "
     "segment; never: not mentioned before"
 )
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A model, and how it reads."""
+    """A model, with or without a state edit."""
 
     label: str
     model: BlockRecurrentLM
@@ -42,7 +42,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class DocumentPair:
-    """One document and what each of its tokens cost both readings, in bits."""
+    """One document and the losses of its tokens in both readings, in bits."""
 
     name: str
     text: TokenText
@@ -68,7 +68,7 @@ class TopToken:
     bits_a: float
     bits_b: float
     difference: float
-    distance: int | None  # to the last earlier mention of the word; None: there is none
+    distance: int | None  # to the last earlier mention of the word; None: no earlier mention
     where: str
     proper_name: bool
     before: str
@@ -80,7 +80,7 @@ class TopToken:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that a comparison found."""
+    """The results of a comparison."""
 
     label_a: str
     label_b: str
@@ -92,7 +92,7 @@ class Comparison:
     top_a: tuple[TopToken, ...]  # where A is better, the largest difference first
     top_b: tuple[TopToken, ...]  # where B is better
     headroom: tuple[Headroom, ...] = ()
-    """What a cache of the document would still save A, and B; window and reach are A's in both."""
+    """The headroom of A and B; window and reach are A's in both."""
 
     @property
     def total_a(self) -> Score:
@@ -104,7 +104,7 @@ class Comparison:
 
     @cached_property
     def name_share(self) -> float:
-        """Share of proper names among all tokens: what the shares among the top tokens are to be held against."""
+        """Share of proper names among all tokens, to compare with the shares among the top tokens."""
         return float(np.mean(np.concatenate([d.text.proper_names for d in self.documents])))
 
 
@@ -163,7 +163,7 @@ def _top_token(document: DocumentPair, index: int, window: int, segment: int) ->
 
 
 def where(index: int, distance: int, window: int, segment: int) -> str:
-    """Where the last earlier mention lies, seen from the token at `index`: see `WHERE_RULE`.
+    """Where the last earlier mention is, relative to the token at `index`: see `WHERE_RULE`.
 
     Token i is predicted at position i of its document, and read at position i + 1: the document mark comes first.
     """
@@ -177,16 +177,16 @@ def where(index: int, distance: int, window: int, segment: int) -> str:
 
 @dataclass(frozen=True)
 class DistanceBucket:
-    """Tokens of words whose last earlier mention lies between two distances."""
+    """Tokens of words whose last earlier mention is between two distances."""
 
     label: str
     tokens: int
     mean_difference: float | None  # bits that A saves on such a token, on average
-    share_of_gain: float | None  # of all bits that A saves on tokens of words, the share that it saves on these
+    share_of_gain: float | None  # share of all bits that A saves on tokens of words
 
 
 def gain_by_distance(comparison: Comparison) -> list[DistanceBucket]:
-    """Where A's gain comes from, by the distance to the last earlier mention of the word. White space is left out."""
+    """Where A's gain comes from, by the distance to the last earlier mention of the word. Excludes white space."""
     distances, gains = [], []
     for document in comparison.documents:
         in_word = document.text.word_of >= 0

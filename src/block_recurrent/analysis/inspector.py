@@ -1,7 +1,7 @@
-"""A look into the recurrent state while a document is read: what is kept, read and written, block by block.
+"""Inspection of the recurrent state while a document is read: gates, reads and writes, block by block.
 
-The document is read one block per call. Between calls the state lies in the memory, so nothing of the model needs to
-change: what tokens read is worked out from the vectors that enter the layer, and gates from what enters them.
+The document is read one block per call. Between calls the state is in the memory, so the model needs no
+change: attention to the state is recomputed from the inputs of the layer, and gates from their inputs.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class LayerInspection:
     layer: int  # counted from 1
     gates: dict[str, NDArray[np.float64]]
     """(T,) mean activations by gate: `keep` of a fixed gate, `forget` and `input` of an LSTM gate."""
-    state_norm: NDArray[np.float64]  # (T,) mean length of a state vector after the block
+    state_norm: NDArray[np.float64]  # (T,) mean norm of a state vector after the block
     change: NDArray[np.float64]
-    """(T,) length of the change over length of the state: how much of the state the block replaced."""
+    """(T,) norm of the change over norm of the state: the share of the state that the block replaced."""
     read: NDArray[np.float32]
-    """(T, S) share of the attention of the block's tokens that each state vector gets; each row sums to 1."""
-    written: NDArray[np.float32]  # (T, S) length of each state vector's change at the block's end
+    """(T, S) attention of the block's tokens to each state vector; each row sums to 1."""
+    written: NDArray[np.float32]  # (T, S) norm of each state vector's change at the block's end
 
     @property
     def most_changed(self) -> list[int]:
-        """The blocks that changed the state most, most first. The first, which leaves the initial state, is not one."""
+        """The blocks that changed the state most, most first, without the first, which replaces the initial state."""
         order = np.argsort(-self.change[1:], kind="stable")[:MOST_CHANGED] + 1
         return [int(block) for block in order]
 
@@ -66,7 +66,7 @@ class Inspection:
 
 
 _Trace = dict[str, list[Any]]
-"""Of a layer, block by block: the fields of `LayerInspection`, and its gates by `gate NAME`."""
+"""Values of a layer, block by block: the fields of `LayerInspection`, and its gates by `gate NAME`."""
 
 
 @torch.no_grad()
@@ -76,9 +76,9 @@ def inspect(
     name: str = "document",
     progress: Progress | None = None,
 ) -> Inspection:
-    """Read one document (tokens without its mark) and watch the state."""
+    """Read one document (tokens without its mark) and record the state."""
     check_recurrent(model.config)
-    engine = Engine(model)  # of its own: others must not see the hooks
+    engine = Engine(model)  # a separate one: other users must not see the hooks
     model, W = engine.snapshot.model, model.config.window
     read = np.concatenate([[model.config.eos_token_id], tokens]).astype(np.int64)
     blocks = len(read) // W
@@ -115,7 +115,7 @@ def _finish(number: int, trace: _Trace, model: BlockRecurrentLM) -> LayerInspect
 
 
 def _read_shares(model: BlockRecurrentLM, index: int, inputs: dict[int, Tensor], state: Tensor) -> NDArray[np.float32]:
-    """The mean attention of the block's tokens on each vector of a layer's state, over all layers that read it."""
+    """The mean attention of the block's tokens to each vector of a layer's state, over all layers that read it."""
     cell = model.layers[index].cell
     assert isinstance(cell, RecurrentCell)
     keys = cell.view(state).keys  # (1, H, S, K)
@@ -141,7 +141,7 @@ def _readers(model: BlockRecurrentLM, index: int) -> list[int]:
 
 @contextmanager
 def _watched(model: BlockRecurrentLM, traces: dict[int, _Trace]) -> Iterator[dict[int, Tensor]]:
-    """Hooks that keep what enters each layer's attention, and how far each gate is open; gone afterwards."""
+    """Hooks that record the input of each layer's attention, and the activations of gates; removed afterwards."""
     inputs: dict[int, Tensor] = {}
 
     def keep_input(index: int) -> Callable[..., None]:
@@ -164,7 +164,7 @@ def _watched(model: BlockRecurrentLM, traces: dict[int, _Trace]) -> Iterator[dic
 
 @contextmanager
 def watched_gates(model: nn.Module, note: Callable[[int, str, float], None]) -> Iterator[None]:
-    """`note(layer, gate, mean)`, layers counted from 0, for every gate of every block that is read meanwhile."""
+    """Call `note(layer, gate, mean)`, layers counted from 0, for every gate of every block read in this context."""
 
     def noting(layer: int, name: str) -> Callable[..., None]:
         def hook(gate: Gate, args: tuple[Tensor, ...], output: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Inspections as text, as numbers for JSON, and as data for a page."""
+"""Inspections as text, as JSON, and as data for a page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_COLUMNS = 800  # of a heat map: more than a screen shows
 
 
 def inspection_numbers(inspection: Inspection, ablations: list[Ablation]) -> dict[str, Any]:
-    """All numbers, block by block."""
+    """All values, block by block."""
     return {
         "name": inspection.name,
         "tokens": inspection.tokens,
@@ -40,7 +40,7 @@ def inspection_numbers(inspection: Inspection, ablations: list[Ablation]) -> dic
 
 
 def inspection_page_data(inspection: Inspection, ablations: list[Ablation], text: TokenText) -> dict[str, Any]:
-    """What showMemory of tables.js draws."""
+    """The data for showMemory of tables.js."""
     layers = [
         _layer_page_data(layer, [r for r in ablations if r.layer == layer.layer], inspection.window, text)
         for layer in inspection.layers
@@ -69,7 +69,7 @@ def _layer_page_data(layer: LayerInspection, ablations: list[Ablation], window: 
         "written": written_packed,
         "note": (
             f"{len(layer.change):,} blocks of {window} tokens, {layer.read.shape[1]} state vectors. Strongest colour: "
-            f"{100 * read_top:.1f}% of the attention, a change of length {written_top:.2f}."
+            f"{100 * read_top:.1f}% of the attention, a change of norm {written_top:.2f}."
         ),
         "most_changed_note": f"Blocks that changed the state most: {changed}." if blocks else "",
         "ablation": [vars(ablation) for ablation in ablations],
@@ -77,7 +77,7 @@ def _layer_page_data(layer: LayerInspection, ablations: list[Ablation], window: 
 
 
 def _begin(text: TokenText, index: int) -> str:
-    """The first words of a block. Position p of a document reads token p - 1: the document mark comes first."""
+    """The first words of a block. Position p of a document has token p - 1: the document mark comes first."""
     return " ".join(text.between(max(0, index - 1), index + 60)[:48].split())
 
 
@@ -92,14 +92,14 @@ def describe_inspection(inspection: Inspection, ablations: list[Ablation], text:
         for name, values in layer.gates.items():
             lines.append(f"  {name:24} mean {values.mean():.3f}, from {values.min():.3f} to {values.max():.3f}")
         lines.append(
-            f"  {'length of a state vector':24} mean {layer.state_norm.mean():.3f}, at last {layer.state_norm[-1]:.3f}"
+            f"  {'norm of a state vector':24} mean {layer.state_norm.mean():.3f}, at the end {layer.state_norm[-1]:.3f}"
         )
         lines.append(
             f"  {'state replaced per block':24} mean {layer.change[1:].mean() if len(layer.change) > 1 else 0:.3f}"
         )
         shares = layer.read.mean(0)
         top = ", ".join(f"{s} ({100 * shares[s]:.1f}%)" for s in layer.by_reading[:6])
-        lines.append(f"  most read vectors        {top}; even would be {100 / len(shares):.1f}%")
+        lines.append(f"  most read vectors        {top}; uniform would be {100 / len(shares):.1f}%")
         moved = np.argsort(-layer.written.mean(0), kind="stable")[:6]
         lines.append(f"  most written vectors     {', '.join(str(int(s)) for s in moved)}")
         lines.append("  blocks that changed the state most:")
@@ -107,7 +107,7 @@ def describe_inspection(inspection: Inspection, ablations: list[Ablation], text:
             lines.append(f"    {block:>7}  {layer.change[block]:.3f}  “{_begin(text, block * inspection.window)}…”")
         mine = [r for r in ablations if r.layer == layer.layer]
         if mine:
-            lines.append(f"  bits per token {mine[0].normal:.4f}; with vectors taken away:")
+            lines.append(f"  bits per token {mine[0].normal:.4f}; change with ablated vectors:")
             lines.append(f"    {'vectors':>7} {'most read':>12} {'least read':>12}")
             for r in mine:
                 lines.append(f"    {r.count:>7} {r.most_read - r.normal:>+12.4f} {r.least_read - r.normal:>+12.4f}")
@@ -115,5 +115,5 @@ def describe_inspection(inspection: Inspection, ablations: list[Ablation], text:
 
 
 def write_inspection_page(path: Path, subtitle: str, data: dict[str, Any]) -> None:
-    """The inspection as a page of its own."""
+    """The inspection as a separate page."""
     write_page(path, f"The memory while reading {data['name']}", subtitle, ["memory.html"], {"inspections": [data]})

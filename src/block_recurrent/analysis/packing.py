@@ -1,4 +1,4 @@
-"""Numbers and text for a page: deflated, and in base64; a browser unpacks millions of them in a moment."""
+"""Numbers and text for a page: compressed, in base64; fast to unpack in a browser."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMPRESSION = 6
 
 
 def pack(raw: bytes) -> str:
-    """What `unpack` of report.js reads."""
+    """The input of `unpack` in report.js."""
     return base64.b64encode(zlib.compress(raw, COMPRESSION)).decode("ascii")
 
 
@@ -27,7 +27,7 @@ def pack_bits(bits: NDArray[np.float32]) -> str:
 
 
 def pack_shares(values: NDArray[np.float32]) -> tuple[str, float]:
-    """A heat map in 256 steps up to its 99.5th percentile (single outliers would make all else dark), and that."""
+    """A heat map in 256 steps up to its 99.5th percentile (because of outliers), and that percentile."""
     values = np.nan_to_num(values)
     top = float(np.percentile(values, 99.5)) if values.size else 0.0
     levels = np.clip(values / (top or 1.0) * 255, 0, 255)
@@ -35,7 +35,7 @@ def pack_shares(values: NDArray[np.float32]) -> tuple[str, float]:
 
 
 def pack_document(document: DocumentPair) -> dict[str, str]:
-    """All that the page needs to show a document token by token."""
+    """The data to show a document token by token."""
     text = document.text
     return {
         "text": pack(text.raw.decode("utf-8", "replace").encode() if _is_utf8(text.raw) else _one_for_one(text.text)),
@@ -55,7 +55,7 @@ def _is_utf8(raw: bytes) -> bool:
 
 
 def _one_for_one(text: str) -> bytes:
-    """The text with each byte that is not UTF-8 as one U+FFFD, so that tokens stay where they are."""
+    """The text with each invalid byte as one U+FFFD, so that positions of tokens are preserved."""
     return "".join("\ufffd" if "\udc80" <= c <= "\udcff" else c for c in text).encode()
 
 

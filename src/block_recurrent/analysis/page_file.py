@@ -1,4 +1,4 @@
-"""One self-contained HTML file: style, scripts and data inside, nothing fetched."""
+"""One self-contained HTML file with style, scripts and data; it loads nothing from a network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCRIPTS = ("charts.js", "bars.js", "book.js", "tables.js", "report.js")
 
 
 def write_page(path: Path, title: str, subtitle: str, bodies: list[str], data: dict[str, Any]) -> None:
-    """Write the page; bodies: files of the folder `page` that make up its middle."""
+    """Write the page; bodies: files of the folder `page` for its body."""
     parts = {
         "TITLE": html.escape(title),
         "SUBTITLE": html.escape(subtitle),
@@ -27,7 +27,7 @@ def write_page(path: Path, title: str, subtitle: str, bodies: list[str], data: d
         "SCRIPT": "\n".join(_part(script) for script in SCRIPTS),
         "DATA": _json_in_html({"title": title, **data}),
     }
-    # In one go: what is put in is not searched for further places.
+    # In a single pass: inserted text is not searched for placeholders.
     write_file(path, re.sub("@([A-Z]+)@", lambda found: parts[found[1]], _part("frame.html")))
 
 
@@ -36,13 +36,13 @@ def _part(name: str) -> str:
 
 
 def _json_in_html(data: Any) -> str:
-    """JSON that can't end the script element that holds it, nor open a comment in it."""
+    """JSON that can't end the surrounding script element, nor open a comment in it."""
     text = json.dumps(finite(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def finite(data: Any) -> Any:
-    """The same with numbers that JSON does not have (infinite, not a number) as None."""
+    """The same with non-finite numbers as None."""
     if isinstance(data, dict):
         return {key: finite(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):

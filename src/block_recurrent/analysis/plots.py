@@ -1,4 +1,4 @@
-"""The same plots as files of their own: pages (.html), and pictures (.png) with the extra `plots`."""
+"""Plots as files: pages (.html), and images (.png) with the extra `plots`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Series:
 
 @dataclass(frozen=True)
 class LineChart:
-    """Lines over x, as data: what lineChart of charts.js draws, and matplotlib."""
+    """The data of a line chart, for lineChart of charts.js and for matplotlib."""
 
     title: str
     note: str
@@ -44,8 +44,8 @@ class LineChart:
     series: list[Series]
     x_log: bool = False
     y_from: float | None = None
-    counts: Series | None = None  # drawn as an area with an axis of its own
-    lines: list[tuple[float, str]] = field(default_factory=list)  # values with a name, drawn across
+    counts: Series | None = None  # drawn as an area with a separate axis
+    lines: list[tuple[float, str]] = field(default_factory=list)  # named horizontal lines
 
     def page_data(self) -> dict[str, Any]:
         spec = {
@@ -63,7 +63,7 @@ class LineChart:
 
 
 def cumulative_chart(curves: Mapping[str, Curve]) -> LineChart:
-    """The paper's token-level figure, of any number of runs."""
+    """The paper's token-level figure, for any number of runs."""
     most = max(curves.values(), key=lambda curve: len(curve.positions))
     return LineChart(
         title="Cumulative cross-entropy",
@@ -77,9 +77,9 @@ def cumulative_chart(curves: Mapping[str, Curve]) -> LineChart:
 
 
 def check_plot_path(path: Path) -> None:
-    """An error before the work begins, unless the file can be a plot here."""
+    """Raise an error before the work begins, unless this kind of plot is supported here."""
     if path.suffix.lower() not in (".html", ".png"):
-        raise DataError(f"--plot '{path}': its name must end in .html (a page) or .png (a picture)")
+        raise DataError(f"--plot '{path}': its name must end in .html (a page) or .png (an image)")
     if path.suffix.lower() == ".png" and not has_matplotlib():
         raise MissingExtraError("a PNG plot", "plots")
 
@@ -94,7 +94,7 @@ def write_cumulative(path: Path, curves: Mapping[str, Curve]) -> None:
 
 
 def write_chart(path: Path, chart: LineChart, subtitle: str = "") -> None:
-    """A chart as a page or a picture, by the file's name."""
+    """Write a chart as a page or an image, by the file's name."""
     check_plot_path(path)
     if path.suffix.lower() == ".html":
         write_page(path, chart.title, subtitle, ["charts.html"], {"charts": [chart.page_data()]})
@@ -142,7 +142,7 @@ def picture(path: Path, size: tuple[float, float]) -> Iterator[Any]:
 
 
 def write_pictures(folder: Path, comparison: Comparison, inspections: Sequence[Inspection]) -> list[Path]:
-    """The plots of a report as pictures; returns their files."""
+    """Write the plots of a report as images; returns their files."""
     paths = [folder / "cumulative.png", folder / "by_distance.png"]
     write_chart(
         paths[0], cumulative_chart({comparison.label_a: comparison.curve_a, comparison.label_b: comparison.curve_b})
@@ -150,7 +150,7 @@ def write_pictures(folder: Path, comparison: Comparison, inspections: Sequence[I
     _distance_picture(paths[1], comparison)
     for number, document in enumerate(comparison.documents):
         paths.append(folder / f"spikes-{number + 1:03d}.png")
-        title = f"{document.name}: bits that {comparison.label_a} saves against {comparison.label_b}"
+        title = f"{document.name}: bits that {comparison.label_a} saves compared with {comparison.label_b}"
         _spike_picture(paths[-1], title, document.difference)
     for inspection in inspections:
         for layer in inspection.layers:
@@ -163,7 +163,7 @@ def write_pictures(folder: Path, comparison: Comparison, inspections: Sequence[I
 
 def _spike_picture(path: Path, title: str, difference: NDArray[np.float32]) -> None:
     with picture(path, (11, 4)) as axes:
-        # One line per pixel shows all that a line per token would.
+        # One line per pixel is enough.
         run = max(1, len(difference) // 4000)
         starts = np.arange(0, len(difference), run)
         for reduce, color in ((np.maximum, COLORS[0]), (np.minimum, COLORS[1])):

@@ -1,4 +1,4 @@
-"""The report of a comparison: `report.json` with all numbers, and `report.html` to look at them."""
+"""The report of a comparison: `report.json` with all numbers, and `report.html` for a browser."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from block_recurrent.evaluate.show import number
 from block_recurrent.io.output import write_json
 
 TOKENS_IN_PAGE = 2_000_000
-"""A page holds documents up to this many tokens together: about 10 MB. The others are in report.json's numbers."""
+"""Maximum number of tokens in a page: about 10 MB. Further documents are only in report.json."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """What is to be told of A or B."""
+    """The description of A or B."""
 
     label: str
-    about: str  # the run, its step, and what was done to its state
+    about: str  # the run, its step, and the state edit
     config: dict[str, Any]  # the run's configuration
 
 
 @dataclass(frozen=True)
 class ReportData:
-    """All that goes into a report."""
+    """The contents of a report."""
 
     title: str
     subtitle: str
@@ -71,7 +71,7 @@ def write_report(folder: Path, data: ReportData) -> None:
 
 
 def report_numbers(data: ReportData) -> dict[str, Any]:
-    """Everything that the report says, as plain values."""
+    """The report as plain values."""
     found = data.comparison
     return {
         "title": data.title,
@@ -111,7 +111,7 @@ def definitions() -> dict[str, str]:
         "token": "the token's number in its document, from 0",
         "word": WORD_RULE,
         "last mention": DISTANCE_RULE,
-        "where it lies": WHERE_RULE,
+        "location": WHERE_RULE,
         "proper name": NAME_RULE,
         "cumulative cross-entropy": (
             "at x: mean bits per token over the first x tokens of every document that is at least x long"
@@ -127,7 +127,7 @@ def _measures(whole: Score, documents: list[Score]) -> dict[str, Any]:
 
 
 def _difference(found: Comparison) -> dict[str, Any]:
-    """B minus A, with a paired interval: the same documents are drawn for both."""
+    """B minus A, with a paired bootstrap interval."""
     paired = [dataclasses.replace(d.score_b, bits=d.score_b.bits - d.score_a.bits) for d in found.documents]
     return {
         "bits_per_token": (found.total_b.bits - found.total_a.bits) / max(1, found.total_a.tokens),
@@ -144,10 +144,10 @@ def _share(tops: tuple[TopToken, ...]) -> float | None:
 
 def _top_note(found: Comparison, tops: tuple[TopToken, ...], label: str) -> str:
     if not tops:
-        return f"There is no token that {label} predicts better."
+        return f"{label} predicts no token better."
     places = {place: sum(top.where == place for top in tops) for place in WHERE}
     return (
-        f"The {len(tops)} tokens that {label} predicts better by most. Proper names: {100 * (_share(tops) or 0):.0f}% "
+        f"The {len(tops)} tokens with the largest advantage of {label}. Proper names: {100 * (_share(tops) or 0):.0f}% "
         f"(of all tokens: {100 * found.name_share:.1f}%). Last mention: {places['window']} within the window of "
         f"{found.window} tokens, {places['segment']} within the segment of {found.segment}, {places['beyond']} beyond, "
         f"{places['never']} never."
@@ -184,7 +184,7 @@ def _cards(found: Comparison, numbers: dict[str, Any]) -> list[dict[str, str]]:
         {
             "label": "beyond the window in A's top",
             "value": f"{100 * beyond / count:.0f}%",
-            "note": f"said over {found.window} tokens ago",
+            "note": f"last mentioned over {found.window} tokens ago",
         },
         {
             "label": "tokens",
@@ -195,7 +195,7 @@ def _cards(found: Comparison, numbers: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _page_documents(found: Comparison) -> list[dict[str, Any]]:
-    """Documents with their tokens, in order, as many as a page can hold; the first always."""
+    """Documents with their tokens, in order, up to the maximum size of a page; always the first."""
     room = TOKENS_IN_PAGE
     documents: list[dict[str, Any]] = []
     for document in found.documents:

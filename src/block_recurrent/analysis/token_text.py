@@ -1,8 +1,8 @@
-"""Tokens as text: where each token lies, which word it is part of, and where that word was mentioned before.
+"""Tokens as text: their positions, their words, and earlier mentions of the same word.
 
 A word is a run of letters and digits. Mentions are compared without regard to case. The distance to the last earlier
-mention is counted in tokens, from a token to the same place in the earlier word. A token that is part of no word (white
-space, punctuation) counts as a word of its own.
+mention is counted in tokens, from a token to the same position in the earlier word. A token outside words (white
+space, punctuation) counts as a separate word.
 """
 
 from __future__ import annotations
@@ -20,11 +20,8 @@ WORD = re.compile(r"[^\W_]+")
 NEVER = -1
 
 WORD_RULE = "a word is a run of letters and digits; mentions are compared without regard to case"
-DISTANCE_RULE = "counted in tokens, from the token to the same place in the last earlier mention of its word"
-NAME_RULE = (
-    "a proper name is a word that begins with a capital letter and whose form without capitals occurs nowhere in the "
-    "same document"
-)
+DISTANCE_RULE = "counted in tokens, from the token to the same position in the last earlier mention of its word"
+NAME_RULE = "a proper name is a capitalized word whose lowercase form does not occur in the same document"
 
 
 class TokenText:
@@ -49,7 +46,7 @@ class TokenText:
 
     @cached_property
     def text(self) -> str:
-        """The document; bytes that are not UTF-8 stand as surrogates, one each."""
+        """The document; bytes that are not UTF-8 become surrogates, one each."""
         return self.raw.decode("utf-8", "surrogateescape")
 
     @cached_property
@@ -83,7 +80,7 @@ class TokenText:
 
     @cached_property
     def distances(self) -> NDArray[np.int64]:
-        """For each token the distance in tokens to the last earlier mention of its word; -1: there is none."""
+        """For each token the distance in tokens to the last earlier mention of its word; -1: none."""
         result = np.full(len(self), NEVER, np.int64)
         earlier_word = _previous([word.casefold() for word in self.words])
         in_word = np.flatnonzero(self.word_of >= 0)
@@ -91,7 +88,7 @@ class TokenText:
         before = earlier_word[words]
         known = before >= 0
         in_word, words, before = in_word[known], words[known], before[known]
-        # The same place in the earlier word; a token that begins with a space begins with the word.
+        # The same position in the earlier word; a token that begins with a space begins with the word.
         offset = np.maximum(self.starts[in_word] - self.word_spans[words, 0], 0)
         place = np.minimum(self.word_spans[before, 0] + offset, self.word_spans[before, 1] - 1)
         result[in_word] = in_word - (np.searchsorted(self.starts, place, side="right") - 1)
@@ -99,7 +96,7 @@ class TokenText:
         same_token = _previous(self.tokens[others].tolist())
         seen = same_token >= 0
         result[others[seen]] = others[seen] - others[same_token[seen]]
-        # A word said twice inside one token ("haha" of "ha ha") is no earlier mention.
+        # A word that occurs twice inside one token ("haha" of "ha ha") is not an earlier mention.
         result[result == 0] = NEVER
         return result
 
@@ -120,19 +117,19 @@ class TokenText:
         return self.between(index, index + 1)
 
     def between(self, first: int, last: int) -> str:
-        """The text of some tokens; characters that they hold only in part become U+FFFD."""
+        """The text of some tokens; incomplete characters become U+FFFD."""
         first, last = max(0, first), min(len(self), last)
         return self.raw[self.starts[first] : self.starts[last]].decode("utf-8", "replace")
 
     def excerpt(self, index: int, before_bytes: int = 160, after_bytes: int = 60) -> tuple[str, str, str]:
-        """What stands before a token, the token, and what follows it."""
+        """The text before a token, the token, and the text after it."""
         begin, end = int(self.starts[index]), int(self.starts[index + 1])
         before = self.raw[max(0, begin - before_bytes) : begin].decode("utf-8", "ignore")
         after = self.raw[end : end + after_bytes].decode("utf-8", "ignore")
         return before, self.token(index), after
 
     def lengths_in_utf16(self) -> NDArray[np.int64]:
-        """How many UTF-16 units of the text begin in each token: how a browser finds a token in the text."""
+        """How many UTF-16 units of the text begin in each token, for positions in JavaScript."""
         characters = np.frombuffer(self.text.encode("utf-32-le", "surrogatepass"), "<u4")
         units = np.concatenate([[0], np.cumsum(1 + (characters >= 0x10000))])
         first_character = np.searchsorted(self._character_starts, self.starts, side="left")

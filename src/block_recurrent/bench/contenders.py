@@ -1,4 +1,4 @@
-"""The models that `brt bench peers` and `brt bench write` put side by side, all at the same width, depth and heads."""
+"""The models that `brt bench peers` and `brt bench write` compare, all with the same width, depth and heads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEMORIES, NEIGHBORS = 8192, 32
 
 @dataclass(frozen=True)
 class Setting:
-    """What the models of one comparison share beside their dimensions. States: as many as the window is long."""
+    """Settings that the models of one comparison share. The number of states equals the window."""
 
     window: int
     segment: int = 2048
@@ -27,7 +27,7 @@ class Setting:
 
     @property
     def steps_before(self) -> int:
-        """So many steps before the first that is timed: until the memory that is searched is full."""
+        """Number of warm-up steps, until the kNN memory is full."""
         return MEMORIES // self.segment if self.memorizing else 1
 
 
@@ -124,7 +124,7 @@ class MemorizingPeerStep(Step):
 
     def __init__(self, setting: Setting) -> None:
         package = import_extra("memorizing_transformers_pytorch", "peers")
-        self.folder = tempfile.TemporaryDirectory()  # it keeps its memories in files
+        self.folder = tempfile.TemporaryDirectory()  # it stores its memories in files
         model = package.MemorizingTransformer(
             num_tokens=VOCABULARY,
             dim=WIDTH,
@@ -148,7 +148,7 @@ class MemorizingPeerStep(Step):
 
 
 class FullAttentionStep(Step):
-    """Our own stack of layers with attention over the whole segment."""
+    """This package's layers with attention over the whole segment."""
 
     def __init__(self, setting: Setting) -> None:
         from block_recurrent.bench.full_attention import FullAttentionLM
@@ -189,7 +189,7 @@ def import_extra(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         if error.name != module:
-            raise  # it is installed, and what it needs itself is missing
+            raise  # it is installed, but a dependency is missing
         raise MissingExtraError(f"the comparison with {module.replace('_', '-')}", extra) from None
 
 

@@ -1,4 +1,4 @@
-"""`brt bench data`: how fast `brt data prepare` is, beside a bare loop that only reads and encodes the same files."""
+"""`brt bench data`: speed of `brt data prepare`, compared with a loop that only reads and encodes the same files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from block_recurrent.bench.harness import best_seconds
 if TYPE_CHECKING:
     from block_recurrent.data.tokenizers.base import Tokenizer
 
-SUMMARY = "throughput of 'brt data prepare' beside a bare loop over the same files"
+SUMMARY = "throughput of 'brt data prepare', compared with a bare loop over the same files"
 EXAMPLE = "brt bench data --json build/bench-data.json"
 NOTE = (
-    "MB of text a second, best of the rounds, both sides in turns. bare: one thread reads each file and calls the "
+    "MB of text per second, best of the rounds, alternating. bare: one thread reads each file and calls the "
     "tokenizer, nothing else. prepare: also hashes, counts, writes and syncs, with all threads. ratio: bare / prepare."
 )
 BYTES_PER_SUBWORD_BYTE = 25  # subwords are slower; this keeps both parts about equally long
@@ -25,10 +25,12 @@ TRAINING_BYTES = 2_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", nargs="?", default="stdlib", help="where the text comes from (default: stdlib)")
+    parser.add_argument("source", nargs="?", default="stdlib", help="source of the text (default: stdlib)")
     parser.add_argument("--tokenizer", help="SentencePiece file (default: 8000 pieces trained on the text)")
-    parser.add_argument("--megabytes", type=int, default=200, help="text for bytes, repeated as needed (200)")
-    parser.add_argument("--rounds", type=int, default=5, help="the best of so many (5)")
+    parser.add_argument(
+        "--megabytes", type=int, default=200, help="amount of text for bytes, repeated as needed (default: 200)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds; the best counts (default: 5)")
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:

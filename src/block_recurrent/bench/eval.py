@@ -1,4 +1,4 @@
-"""`brt bench eval`: scoring as `brt eval` does it, beside training at the same size and lanes."""
+"""`brt bench eval`: scoring as in `brt eval`, compared with training at the same size and lanes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from typing import Any
 from block_recurrent.bench.harness import paired_rates
 from block_recurrent.presets import SIZES, preset
 
-SUMMARY = "scoring as 'brt eval' does it beside training, at the same size and lanes"
+SUMMARY = "scoring as in 'brt eval', compared with training at the same size and lanes"
 EXAMPLE = "brt bench eval --size tiny --systems rec-fixed-skip,slide-plus"
 NOTE = (
-    "Both in turns, in one process, on random tokens, as many segments each; the first turn warms up. scoring: whole "
+    "Alternating in one process, on random tokens, with equal numbers of segments, after a warm-up. scoring: whole "
     "documents, one per lane. training: forward, backward and Adafactor's update, with the preset's dropout and the "
-    "memory carried. tokens/s: the median. ratio: the median over pairs of neighbours, scoring over training."
+    "memory carried. tokens/s: the median. ratio: scoring over training, the median over pairs of neighbours."
 )
 SEGMENTS = 4  # of a turn, in each lane
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--systems", default="rec-fixed-skip", metavar="A,B", help="which systems (rec-fixed-skip)")
-    parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)} (tiny)")
-    parser.add_argument("--vocab-size", type=int, default=257, help="V (257)")
-    parser.add_argument("--lanes", type=int, default=8, help="documents side by side (8)")
-    parser.add_argument("--repeats", type=int, default=5, help="pairs of turns (5)")
+    parser.add_argument(
+        "--systems", default="rec-fixed-skip", metavar="A,B", help="systems to measure (default: rec-fixed-skip)"
+    )
+    parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)} (default: tiny)")
+    parser.add_argument("--vocab-size", type=int, default=257, help="vocabulary size (default: 257)")
+    parser.add_argument("--lanes", type=int, default=8, help="documents in parallel (default: 8)")
+    parser.add_argument("--repeats", type=int, default=5, help="number of pairs (default: 5)")
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:

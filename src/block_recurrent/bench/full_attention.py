@@ -1,4 +1,4 @@
-"""A dense causal transformer of our own layers: what a window and a state are measured against."""
+"""A dense causal transformer of this package's layers, as a baseline for window and state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from block_recurrent.ops import cross_entropy, merge_heads, split_heads, unit_le
 
 
 class FullAttentionLM(nn.Module):
-    """Every token over all tokens before it: no window, no position bias, no memory."""
+    """Attention of every token to all tokens before it: no window, no position bias, no memory."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class FullAttentionLM(nn.Module):
         self.final_norm = RMSNorm(config.d_model)
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy, by the same chunked loss as ours."""
+        """Mean cross-entropy, with the same chunked loss."""
         x = F.embedding(tokens, self.embedding)
         for layer in self.layers:
             x = layer(x)

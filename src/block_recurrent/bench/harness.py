@@ -1,4 +1,4 @@
-"""What every benchmark shares: fair timing side by side, and what must be said beside a number."""
+"""Shared by all benchmarks: fair timing in turns, and the facts that belong to a result."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from block_recurrent.errors import ConfigError, did_you_mean
 
 PACKAGES = ("block-recurrent", "torch", "triton", "numpy", "sentencepiece")
 MUCH = 0.45
-"""Of the machine's memory: block feedback and the memorizing system at 160m need half of 24 GB and more, in pieces of
-other sizes."""
+"""Share of the machine's memory: block feedback and memorizing at 160m need half of 24 GB and more, in pieces of
+different sizes."""
 FETCHED, MOST_TRIES = 2**28, 3
-"""Bytes: so many new pages from the system would show in a time. Gaps in the memory that is kept may need a second
+"""Bytes of new pages from the system that would affect a time. Fragmentation of kept memory may need a second
 try."""
 
 
 def best_seconds(
     candidates: Mapping[str, Callable[[], object]], rounds: int, clear: Callable[[], object] = lambda: None
 ) -> dict[str, float]:
-    """The best time of each candidate, in turns: whatever else the machine does hits all of them alike.
+    """The best time of each candidate, in turns, so that other load on the machine affects all alike.
 
-    Forwards in one round and backwards in the next, so that none always follows the same one. One that had to fetch
-    much memory from the system runs again: that is no part of its work. `clear` runs after each.
+    The order alternates, so that none always follows the same one. A candidate that had to allocate
+    much memory from the system is repeated, since that is not part of its work. `clear` runs after each.
     """
     best = dict.fromkeys(candidates, float("inf"))
     order = list(candidates)
@@ -62,7 +62,7 @@ def paired_rates(
     pairs: int,
     warm_up: int,
 ) -> dict[str, Any]:
-    """Two works in turns, so many tokens each: the median rate of either, and the median ratio of neighbours."""
+    """Two functions in turns, with equal numbers of tokens: the median rates, and the median ratio of neighbours."""
     both = [(seconds_of(ours[1]), seconds_of(theirs[1])) for _ in range(pairs + warm_up)][warm_up:]
     rates = [round(tokens / statistics.median(side), 1) for side in zip(*both, strict=True)]
     found = {f"{name} tokens/s": rate for (name, _), rate in zip((ours, theirs), rates, strict=True)}
@@ -70,7 +70,7 @@ def paired_rates(
 
 
 def chosen(names: str, known: Iterable[str], what: str) -> list[str]:
-    """The names of a list A,B, each of which must be known."""
+    """Parse a list A,B of known names."""
     known, found = list(known), [name.strip() for name in names.split(",") if name.strip()]
     for name in found:
         if name not in known:
@@ -79,13 +79,13 @@ def chosen(names: str, known: Iterable[str], what: str) -> list[str]:
 
 
 def tell(text: str) -> None:
-    """What a benchmark is doing, on a terminal's last line; nothing where stderr is a file."""
+    """Show what a benchmark is doing on the last line of a terminal; nothing if stderr is a file."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def report(rows: list[dict[str, Any]], command: str) -> dict[str, Any]:
-    """Rows with what is needed to read them later: machine, versions, command."""
+    """Rows with machine, versions and command."""
     return {"rows": rows, "machine": machine(), "versions": versions(), "command": command}
 
 
@@ -112,15 +112,15 @@ def _processor() -> str:
 
 
 def peak_bytes_of(work: Callable[..., object], *arguments: Any) -> int:
-    """The most memory that a process of its own has in use while it does this work, above what it starts with."""
-    give_back_freed_memory()  # which that process may need
+    """Peak memory of a separate process while it does this work, above what it starts with."""
+    give_back_freed_memory()  # which the process may need
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
         return pool.apply(_peak_bytes, (work, arguments))
 
 
 def _peak_bytes(work: Callable[..., object], arguments: tuple[Any, ...]) -> int:
-    # Loaded before the first measurement: programs are no part of the work.
+    # Imported before the first measurement: code is not part of the work.
     from block_recurrent.train import optimizer
 
     assert optimizer
@@ -131,7 +131,7 @@ def _peak_bytes(work: Callable[..., object], arguments: tuple[Any, ...]) -> int:
 
 
 def resident_bytes() -> int:
-    """What this process has in memory; 0 where the system doesn't tell."""
+    """Resident memory of this process; 0 if unknown."""
     try:
         with open("/proc/self/statm") as numbers:
             return int(numbers.read().split()[1]) * resource.getpagesize()
@@ -140,13 +140,13 @@ def resident_bytes() -> int:
 
 
 def make_room() -> None:
-    """Give freed memory back where it is much of the machine's: contenders of different shapes leave gaps in it."""
+    """Return freed memory to the system if it is a large share: contenders of different shapes fragment it."""
     used = resident_bytes()
     if used and used > MUCH * os.sysconf("SC_PHYS_PAGES") * resource.getpagesize():
         give_back_freed_memory()
 
 
 def _peak_resident_bytes() -> int:
-    """Of this process since its program was started; `getrusage` would count its parent's memory before that, too."""
+    """Peak memory of this process since its program was started; `getrusage` would include its parent's memory."""
     with open("/proc/self/status") as lines:
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))

@@ -1,4 +1,4 @@
-"""`brt bench kernels`: the kernels in C beside the torch code that does their work otherwise."""
+"""`brt bench kernels`: the C kernels compared with the torch code that they replace."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from block_recurrent.config import ModelConfig
 from block_recurrent.errors import ConfigError
 from block_recurrent.presets import SIZES, preset, preset_lanes
 
-SUMMARY = "the kernels in C beside torch, each alone and in a training step"
+SUMMARY = "the C kernels compared with torch, individually and in a training step"
 EXAMPLE = "brt bench kernels --size tiny"
 NOTE = (
-    "Forward and backward, both sides in turns, best of the repeats, at the shapes that one layer of rec-fixed-skip "
+    "Forward and backward, alternating, best of the repeats, at the shapes that one layer of rec-fixed-skip "
     "has in a training step (attention, norm), that its loss has (cross-entropy), and of the whole step; search: of "
     "one block of the memorizing system with a full memory, and attention over what it finds. speedup: torch over "
     "kernels. A kernel that would be slower than torch at a size is not used there: the speedup is then about 1."
@@ -24,10 +24,10 @@ SYSTEM = "rec-fixed-skip"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)} (tiny)")
-    parser.add_argument("--lanes", type=int, help="lanes (the preset's for tiny and small, else 1)")
-    parser.add_argument("--vocab-size", type=int, default=32000, help="V (32000)")
-    parser.add_argument("--repeats", type=int, default=5, help="the best of so many (5)")
+    parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)} (default: tiny)")
+    parser.add_argument("--lanes", type=int, help="lanes (default: the preset's for tiny and small, otherwise 1)")
+    parser.add_argument("--vocab-size", type=int, default=32000, help="vocabulary size (default: 32000)")
+    parser.add_argument("--repeats", type=int, default=5, help="number of repeats; the best counts (default: 5)")
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     from block_recurrent.ops import backend, cpp
 
     if cpp.LIBRARY is None:
-        raise ConfigError("this installation has no kernels to measure: 'brt doctor' says why")
+        raise ConfigError("this installation has no C kernels: see 'brt doctor'")
     config = preset(SYSTEM, args.size, vocab_size=args.vocab_size, dropout=0.0, attention_dropout=0.0)
     lanes = args.lanes or (preset_lanes(SYSTEM, args.size) if args.size in ("tiny", "small") else 1)
     rows = []

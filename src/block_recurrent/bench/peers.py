@@ -1,4 +1,4 @@
-"""`brt bench peers`: training beside other implementations, and beside attention over everything."""
+"""`brt bench peers`: training compared with other implementations, and with full attention."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from block_recurrent.bench.contenders import CONTENDERS, Setting
 from block_recurrent.bench.harness import best_seconds, chosen, peak_bytes_of
 from block_recurrent.errors import MissingExtraError
 
-SUMMARY = "training tokens a second, beside other implementations"
+SUMMARY = "training tokens per second, compared with other implementations"
 EXAMPLE = "brt bench peers --parts recurrent --repeats 3"
 NOTE = (
     "tokens_per_second: forward, backward and Adam on random tokens, best of the repeats, the models of a setting in "
-    "turns. ours_over_this: our rate over this one's. peak_bytes: the most memory that such a step has in use, "
-    "measured in a process of its own. block-recurrent-transformer-pytorch has single-head keys and values: about 15% "
-    "fewer FLOPs than ours. full-attention is our own stack with causal attention over the whole segment by torch's "
+    "turns. ours_over_this: the rate of this package over this one's. peak_bytes: peak memory of such a step, "
+    "measured in a separate process. block-recurrent-transformer-pytorch has single-head keys and values: about 15% "
+    "fewer FLOPs. full-attention has this package's layers with causal attention over the whole segment by torch's "
     "SDPA and no position bias."
 )
 OURS = "block-recurrent"
 PARTS = {
-    # part: (contenders beside ours, settings)
+    # part: (other contenders, settings)
     "recurrent": (["block-recurrent-transformer-pytorch"], [Setting(window=512), Setting(window=128)]),
     "dense": (
         ["full-attention", "gpt2"],
@@ -32,10 +32,12 @@ PARTS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--parts", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)} (all)")
-    parser.add_argument("--repeats", type=int, default=5, help="the best of so many (5)")
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), metavar="A,B", help=f"some of {', '.join(PARTS)} (default: all)"
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="number of repeats; the best counts (default: 5)")
     parser.add_argument("--segments", metavar="N,M", help="only these segment lengths")
-    parser.add_argument("--no-peak", action="store_true", help="don't measure memory")
+    parser.add_argument("--no-peak", action="store_true", help="skip the measurement of memory")
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -61,7 +63,7 @@ def _rows(part: str, names: list[str], setting: Setting, repeats: int, with_peak
             steps[name] = step
         except MissingExtraError:
             raise
-        except Exception as error:  # another project's code: whatever it raises is the result
+        except Exception as error:  # code of another project: any error is a result
             if name == OURS:
                 raise
             reasons[name] = f"does not run: {type(error).__name__}: {error}".split("\n")[0]

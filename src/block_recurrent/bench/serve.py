@@ -21,36 +21,40 @@ from typing import Any
 from block_recurrent.bench.contenders import DEPTH, WIDTH, Setting, import_extra, our_config
 from block_recurrent.errors import ConfigError
 
-SUMMARY = "the server under load: streams together, first token from a far memory, beside a peer, mixed requests"
+SUMMARY = "the server under load: parallel streams, time to first token, a peer, mixed requests"
 EXAMPLE = "brt bench serve --parts streams,first"
 CONTEXT = 8192
 NOTE = (
     f"over HTTP on one machine; streams, first and peer: width {WIDTH}, {DEPTH} layers, window 512, random weights of "
-    "the precision named. streams: tokens a second of all streams together, the best round; ratio over one stream. "
+    "the given precision. streams: tokens per second of all streams together, the best round; ratio over one stream. "
     "first: milliseconds to the first token of a request from a saved memory, the median; ratio over the near one. "
     "peer: transformers' generate behind FastAPI, GPT-2 of the same width and depth: each request is a text of nearly "
-    f"{CONTEXT} tokens and some more to write; ours continues from the memory of the text, and the peer, which keeps "
-    "nothing between requests, reads it anew; written tokens a second, and ratio is ours over it. mixed: size micro, "
-    "requests of all kinds at once; every text is compared with what the same request gave alone."
+    f"{CONTEXT} tokens and more to generate; ours continues from the memory of the text, and the peer, which keeps "
+    "nothing between requests, reads it again; generated tokens per second; ratio: ours over it. mixed: size micro, "
+    "requests of all kinds at once; every text is compared with the response to the same request alone."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--parts", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)} (all)")
-    parser.add_argument("--weights", default="float32", metavar="A,B", help="of float32, bfloat16 and int8 (float32)")
-    parser.add_argument("--streams", type=int, default=16, help="that are written together (16)")
-    parser.add_argument("--tokens", type=int, default=64, help="that each stream writes (64)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each measurement (3)")
-    parser.add_argument("--far", type=int, default=1_000_000, help="tokens of the far memory (1000000)")
-    parser.add_argument("--requests", type=int, default=10_000, help="mixed ones (10000)")
-    parser.add_argument("--clients", type=int, default=32, help="that send them (32)")
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), metavar="A,B", help=f"some of {', '.join(PARTS)} (default: all)"
+    )
+    parser.add_argument(
+        "--weights", default="float32", metavar="A,B", help="some of float32, bfloat16 and int8 (default: float32)"
+    )
+    parser.add_argument("--streams", type=int, default=16, help="number of parallel streams (default: 16)")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens per stream (default: 64)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each measurement (default: 3)")
+    parser.add_argument("--far", type=int, default=1_000_000, help="tokens of the far memory (default: 1000000)")
+    parser.add_argument("--requests", type=int, default=10_000, help="number of mixed requests (default: 10000)")
+    parser.add_argument("--clients", type=int, default=32, help="number of clients that send them (default: 32)")
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     parts = args.parts.split(",")
     for part in parts:
         if part not in PARTS:
-            raise ConfigError(f"there is no part '{part}': known are {', '.join(PARTS)}")
+            raise ConfigError(f"unknown part '{part}': choose from {', '.join(PARTS)}")
     for module in ("fastapi", "uvicorn"):
         import_extra(module, "serve")
     return [row for part in parts for row in PARTS[part](args)]
@@ -66,7 +70,7 @@ def row(part: str, what: str, clients: int, value: float, ratio: float | None, t
 
 @contextmanager
 def started(run_folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], Client]]:
-    """`brt serve` as a process of its own, on a free port of this machine."""
+    """`brt serve` as a separate process, on a free port of this machine."""
     memories = tempfile.TemporaryDirectory()
     command = [sys.executable, "-m", "block_recurrent", "serve", str(run_folder), "--memories", memories.name]
     process = subprocess.Popen([*command, "--port", "0", *options], stdout=subprocess.PIPE, text=True)
@@ -93,7 +97,7 @@ class Client:
         self.port = port
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and JSON of the answer; body: JSON, or bytes as they are."""
+        """Status and JSON of the response; body: JSON or raw bytes."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         try:
             kind = "text/plain" if isinstance(body, bytes) else "application/json"
@@ -111,14 +115,14 @@ class Client:
         return answer
 
     def first_events(self, count: int, **body: Any) -> float:
-        """Seconds until so many tokens of a stream have come; then the client hangs up."""
+        """Seconds until a number of tokens of a stream have arrived; then the client disconnects."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         began = time.perf_counter()
         connection.request(
             "POST", "/v1/completions", json.dumps(body | {"stream": True}), {"content-type": "application/json"}
         )
         answer = connection.getresponse()
-        while count and (line := answer.readline()):  # the text may end before
+        while count and (line := answer.readline()):  # the text may end earlier
             count -= line.startswith(b"data")
         seconds = time.perf_counter() - began
         connection.close()
@@ -126,7 +130,7 @@ class Client:
 
 
 def together(count: int, work: Callable[[int], None]) -> float:
-    """Seconds that so many threads took for their work."""
+    """Seconds that a number of threads took for their work."""
     threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
     began = time.perf_counter()
     for thread in threads:
@@ -179,7 +183,7 @@ def _streams(args: argparse.Namespace) -> list[dict[str, Any]]:
                 for _ in range(args.rounds):
                     for count in rates:
                         rates[count] = max(rates[count], count * args.tokens / together(count, write))
-                told = "tokens a second, all streams together"
+                told = "tokens per second, all streams together"
                 rows += [row("streams", weights, n, rate, rate / rates[1], told) for n, rate in rates.items()]
     return rows
 
@@ -224,7 +228,7 @@ def _peer(args: argparse.Namespace) -> list[dict[str, Any]]:
         def generate(_: int) -> None:
             peer.ask("POST", "/generate", {"tokens": list(text.encode()), "max_new_tokens": written})
 
-        # It serves one request at a time, so several together are no faster than one.
+        # It serves one request at a time, so several in parallel are no faster than one.
         theirs = written / together(1, generate)
     finally:
         process.terminate()
@@ -240,11 +244,11 @@ def _mixed(args: argparse.Namespace) -> list[dict[str, Any]]:
     with saved(preset("rec-fixed-skip", "micro", 257)) as folder, started(folder, *options) as (process, client):
         found = mixed(client, process.pid, args.requests, args.clients)
     told = (
-        f"{found.compared} texts compared, {found.different} differ; {found.refused} bad ones refused, "
+        f"{found.compared} texts compared, {found.different} differ; {found.refused} bad ones rejected, "
         f"{found.cancelled} cancelled, {found.wrong} wrong answers; resident {found.before:.0f} MiB after a tenth, "
         f"{found.after:.0f} MiB at the end"
     )
-    return [row("mixed", "requests a second", args.clients, args.requests / found.seconds, None, told)]
+    return [row("mixed", "requests per second", args.clients, args.requests / found.seconds, None, told)]
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {

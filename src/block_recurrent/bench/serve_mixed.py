@@ -1,4 +1,4 @@
-"""Thousands of requests of all kinds at once, each compared with what it gives alone."""
+"""Thousands of requests of all kinds at once, each compared with its response alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from block_recurrent.inference.text_hash import TextHash
 
 WORDS = ("sea", "whale", "ship", "captain", "white", "harpoon", "leg", "and", "the", "of")
 KNOWN = 120
-"""Different requests that are asked alone first."""
+"""Number of different requests that are sent alone first."""
 
 
 class Client(Protocol):
@@ -24,7 +24,7 @@ class Client(Protocol):
 
 @dataclass
 class Found:
-    """What happened; every text counts that could be compared with its like."""
+    """The results; `compared` counts the texts that could be compared."""
 
     seconds: float = 0.0
     compared: int = 0
@@ -43,7 +43,7 @@ class Found:
 
 
 def mixed(client: Client, pid: int, requests: int, clients: int) -> Found:
-    """So many requests from so many clients, in a mix that is always the same."""
+    """Send a number of requests from a number of clients, in a reproducible mix."""
     for number in range(4):
         client.ask("POST", f"/v1/memories/shared-{number}/read", _text(300, number).encode())
     alone = [(path, body, _texts(client.ask("POST", path, body))) for path, body in map(_request, range(KNOWN))]
@@ -73,7 +73,7 @@ def mixed(client: Client, pid: int, requests: int, clients: int) -> Found:
 
 
 def _one(client: Client, rng: random.Random, alone: list[Any], own: _Own, found: Found) -> int:
-    """One piece of work; the number of requests that it took."""
+    """One piece of work; returns its number of requests."""
     kind = rng.random()
     if kind < 0.7:
         path, body, expected = rng.choice(alone)
@@ -92,7 +92,7 @@ def _one(client: Client, rng: random.Random, alone: list[Any], own: _Own, found:
 
 
 class _Own:
-    """A client's own memory: nobody else may be seen in it."""
+    """A client's own memory: other clients must not affect it."""
 
     def __init__(self, client: Client, name: str, rng: random.Random, found: Found) -> None:
         self.client, self.name, self.rng, self.found = client, name, rng, found

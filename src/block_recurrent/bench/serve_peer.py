@@ -1,4 +1,4 @@
-"""What people write first: transformers' generate behind FastAPI. Started by `brt bench serve` as a process."""
+"""A simple baseline: transformers' generate behind FastAPI. Started by `brt bench serve` as a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`brt bench steptime`: a training step of every system beside slide-plus, and beside what the machine can do."""
+"""`brt bench steptime`: a training step of every system, compared with slide-plus and with peak GEMM throughput."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ if TYPE_CHECKING:
 
     Weights = dict[tuple[str, tuple[int, ...]], Tensor]
 
-SUMMARY = "the time of a training step, system by system"
+SUMMARY = "time of a training step of each system"
 EXAMPLE = "brt bench steptime --size tiny --systems slide-plus,rec-fixed-skip"
 NOTE = (
     "seconds: forward and backward on random tokens with the memory carried, without dropout unless --dropout, best of "
     "the repeats, all systems in turns; with Adafactor's update up to size small. The memory that memorizing searches "
     "is full from the start. relative: to slide-plus. flop_ratio: "
     "its useful FLOPs over slide-plus's. paper: the paper's step time over Slide:13L's. limit_share: useful FLOPs "
-    "(attention at the W keys that a query may see) over seconds, as a share of the best rate of matrix products, in "
-    "bursts of a second, in this run. peak_bytes: the most memory that such a step has in use, measured in a process "
-    "of its own."
+    "(attention to the W keys that a query may see) over seconds, as a share of the best rate of matrix products, in "
+    "bursts of a second, in this run. peak_bytes: peak memory of such a step, measured in a separate "
+    "process."
 )
 REFERENCE = "slide-plus"
 BURST_SECONDS = 1.0
-"""Products are timed in bursts of about this long: a single one could find a quiet moment that no step is short enough
-for, and the limit would be one that nothing can reach."""
+"""Products are timed in bursts of about this long: a single product could be faster than any sustained work,
+and the limit would be unreachable."""
 OWN_SIZES = ("micro", "tiny", "small")
-"""Sizes made for two cores: measured with all lanes of their preset and with the optimizer."""
+"""Sizes for two cores: measured with all lanes of their preset and with the optimizer."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)} (tiny)")
-    parser.add_argument("--systems", default=",".join(SYSTEMS), metavar="A,B", help="which systems (all)")
-    parser.add_argument("--repeats", type=int, default=5, help="the best of so many (5)")
-    parser.add_argument("--vocab-size", type=int, default=32000, help="V (32000)")
-    parser.add_argument("--lanes", type=int, help="lanes of slide-plus (the preset's up to small, then 1)")
-    parser.add_argument("--dropout", type=float, default=0.0, help="dropout (0; training has 0.05)")
+    parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)} (default: tiny)")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), metavar="A,B", help="systems to measure (default: all)")
+    parser.add_argument("--repeats", type=int, default=5, help="number of repeats; the best counts (default: 5)")
+    parser.add_argument("--vocab-size", type=int, default=32000, help="vocabulary size (default: 32000)")
+    parser.add_argument("--lanes", type=int, help="lanes of slide-plus (default: the preset's up to small, then 1)")
+    parser.add_argument("--dropout", type=float, default=0.0, help="dropout (default: 0; training has 0.05)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="model.KEY=VALUE", help="for all systems (repeatable)"
+        "--set", action="append", default=[], metavar="model.KEY=VALUE", help="a setting for all systems (repeatable)"
     )
-    parser.add_argument("--no-peak", action="store_true", help="don't measure memory")
+    parser.add_argument("--no-peak", action="store_true", help="skip the measurement of memory")
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -90,10 +90,10 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 class TrainingStep:
-    """Forward and backward on one segment, memory carried from call to call; an update where asked for.
+    """Forward and backward on one segment, with the memory carried between calls; optionally an update.
 
     common: weights of other models. Without updates, those of the same name and shape are used: at 160m, models of all
-    systems beside each other would take more memory than a step.
+    systems together would take more memory than a step.
     """
 
     def __init__(self, config: ModelConfig, lanes: int, with_optimizer: bool, common: Weights | None = None) -> None:
@@ -123,7 +123,7 @@ class TrainingStep:
 
 
 def full_memory(config: ModelConfig, lanes: int) -> DocumentMemory:
-    """The memory of lanes that have read much: what a memory layer searches is full of random entries."""
+    """The memory of lanes in the middle of a document: kNN memories are full of random entries."""
     import torch
     from torch.nn import functional as F
 
@@ -147,7 +147,7 @@ def _one_step(config: ModelConfig, lanes: int, with_optimizer: bool) -> None:
 
 
 def _gemms(config: ModelConfig, lanes: int) -> dict[str, tuple[Callable[[], object], float]]:
-    """Matrix products to measure the machine by: a large cube, and the model's own shapes."""
+    """Matrix products to measure the machine: a large cube, and the shapes of the model."""
     import torch
 
     tokens, D, F, HK = lanes * config.segment, config.d_model, config.mlp_dim, config.num_heads * config.head_dim
@@ -182,5 +182,5 @@ def _reference_lanes(args: argparse.Namespace) -> int:
 def _model_settings(texts: list[str]) -> dict[str, Any]:
     settings = parse_settings(texts)
     if other := [section for section in settings if section != "model"]:
-        raise ConfigError(f"--set has the section '{other[0]}': a benchmark of steps takes settings of the model only")
+        raise ConfigError(f"--set has the section '{other[0]}': only settings of the model are allowed here")
     return settings.get("model", {})

@@ -1,4 +1,4 @@
-"""`brt bench triton`: what the Triton kernels take of a GPU's registers and shared memory, compiled without a GPU."""
+"""`brt bench triton`: registers and shared memory of the Triton kernels, compiled without a GPU."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from block_recurrent.errors import ConfigError
 SUMMARY = "registers, spills and shared memory of the Triton kernels, compiled ahead of time"
 EXAMPLE = "brt bench triton --head-sizes 64,128"
 NOTE = (
-    "Compiled for the GPUs' architectures by the installed triton and its ptxas, at the tile sizes that are used; no "
-    "GPU is needed, and nothing is run. threads and shared (bytes of shared memory): of a program; an A100 has 163 KiB "
-    "for one, an H100 227 KiB. registers, and spilled (bytes that did not fit into them): of a thread."
+    "Compiled for the GPU architectures by the installed triton and its ptxas, at the tile sizes in use; no "
+    "GPU is needed, and nothing is run. threads and shared (bytes of shared memory): per program; an A100 has 163 KiB "
+    "for one, an H100 227 KiB. registers, and spilled (bytes that did not fit into them): per thread."
 )
 KERNELS = ("forward", "queries_backward", "keys_backward")
 FLOAT32_POINTERS = ("bias", "log_sums", "deltas", "d_bias")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--architectures", default="80,90", help="sm_80 is an A100, sm_90 an H100 (80,90)")
-    parser.add_argument("--head-sizes", default="32,64,128,256", help="K (32,64,128,256)")
-    parser.add_argument("--dtypes", default="bfloat16,float32", help="of queries, keys and values (bfloat16,float32)")
-    parser.add_argument("--window", type=int, default=512, help="W (512)")
-    parser.add_argument("--dropout", type=float, default=0.05, help="0 compiles without it (0.05)")
+    parser.add_argument("--architectures", default="80,90", help="80 is an A100, 90 an H100 (default: 80,90)")
+    parser.add_argument("--head-sizes", default="32,64,128,256", help="head dimensions (default: 32,64,128,256)")
+    parser.add_argument(
+        "--dtypes", default="bfloat16,float32", help="dtypes of queries, keys and values (default: bfloat16,float32)"
+    )
+    parser.add_argument("--window", type=int, default=512, help="window (default: 512)")
+    parser.add_argument("--dropout", type=float, default=0.05, help="dropout; 0 compiles without it (default: 0.05)")
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -35,9 +37,11 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     from block_recurrent.ops import triton
 
     if not triton.INSTALLED:
-        raise ConfigError("there is no triton 3.3 or newer here to compile with: pip install triton (on Linux)")
+        raise ConfigError("triton 3.3 or newer is required: pip install triton (on Linux)")
     if triton.interpreted():
-        raise ConfigError("TRITON_INTERPRET is set in the environment: the interpreter compiles nothing; unset it")
+        raise ConfigError(
+            "TRITON_INTERPRET is set in the environment: unset it, since the interpreter compiles nothing"
+        )
     sizes, architectures = ([int(x) for x in text.split(",")] for text in (args.head_sizes, args.architectures))
     return [
         _row(kernel, architecture, dtype, K, args.window, args.dropout)
@@ -79,7 +83,7 @@ def _row(kernel: str, architecture: int, dtype: str, K: int, window: int, dropou
 
 
 def _compile(kernel: str, architecture: int, dtype: str, chosen: dict[str, Any]) -> Any:
-    """As a launch with contiguous rows of whole heads would compile it."""
+    """The specialization of a launch with contiguous rows of whole heads."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -112,7 +116,7 @@ def _pointer(name: str, dtype: str) -> str:
 
 
 def _ptxas(ptx: str) -> str:
-    """What ptxas says of its work."""
+    """The output of ptxas."""
     import triton
 
     found = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""`brt bench write`: tokens a second while writing, by position and batch, and beside other implementations."""
+"""`brt bench write`: speed of generation by position and batch, compared with other implementations."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from block_recurrent.bench.contenders import (
 from block_recurrent.bench.harness import resident_bytes, seconds_of
 from block_recurrent.errors import ConfigError
 
-SUMMARY = "tokens a second while writing, by position and batch, beside other implementations and the memory's limit"
+SUMMARY = "speed of generation by position and batch, compared with others and with the memory bandwidth"
 EXAMPLE = "brt bench write --parts position,limit"
 ROUNDS = 16
 SHORT_TURN = 8
 NOTE = (
-    f"width {WIDTH}, {DEPTH} layers, window 512; matrices in float32, bfloat16 or int8 as the name says, keys and "
-    "values in float16 with the last two, all else in float32. tokens_per_second: all lanes together; the rows of a "
-    f"part write in {ROUNDS} turns, a few tokens each, and the median turn counts. position: tokens before the first "
-    "one written. position part: the mean over whole blocks of 512 tokens, so that every state update is paid for; "
-    "ratio is over the first row of the same weights. batch part: ratio is over one lane of the same weights. peer and "
-    "gpt2 parts: ratio is ours over this one. limit part: bytes of weights, once for all lanes, and of the memory of "
+    f"width {WIDTH}, {DEPTH} layers, window 512; matrices in float32, bfloat16 or int8 as named, keys and "
+    "values in float16 with the last two, the rest in float32. tokens_per_second: all lanes together; the rows of a "
+    f"part generate in {ROUNDS} turns of a few tokens, and the median turn counts. position: tokens before the first "
+    "generated one. position part: the mean over whole blocks of 512 tokens, which includes every state update; "
+    "ratio: over the first row of the same weights. batch part: ratio: over one lane of the same weights. peer and "
+    "gpt2 parts: ratio: ours over this one. limit part: bytes of weights, once for all lanes, and of the memory of "
     "each lane that a step needs, over the read bandwidth, measured by reading 2 GB between turns of 8 tokens, which "
-    "takes about as long; ratio is what was reached of it, the best turn beside the best reading. resident_mib: of "
-    "the process, after it."
+    "takes about as long; ratio: the achieved share of it, best turn over best reading. resident_mib: of "
+    "the process, afterwards."
 )
 WINDOW = 512
 NEAR, FAR = 1024, 100_352
@@ -47,7 +47,7 @@ READINGS = 4
 
 @dataclass
 class Writer:
-    """One contender: writes so many tokens on each call, and notes down the seconds that one took."""
+    """A contender: generates a number of tokens per call, and records the seconds per token."""
 
     name: str
     position: int
@@ -62,37 +62,46 @@ class Writer:
 
     @property
     def rate(self) -> float:
-        """Tokens a second in the median turn."""
+        """Tokens per second in the median turn."""
         return self.lanes / statistics.median(self.seconds)
 
     @property
     def best_rate(self) -> float:
-        """Tokens a second in the best turn."""
+        """Tokens per second in the best turn."""
         return self.lanes / min(self.seconds)
 
     @property
     def mean_rate(self) -> float:
-        """Tokens a second over all turns."""
+        """Tokens per second over all turns."""
         return self.lanes / statistics.fmean(self.seconds)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--parts", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)} (all)")
-    parser.add_argument("--tokens", type=int, default=512, help="that each contender writes (512: a whole block)")
-    parser.add_argument("--far", type=int, default=FAR, help=f"the far position, a multiple of {WINDOW} ({FAR})")
-    parser.add_argument("--weights", default=",".join(BYTES), metavar="A,B", help=f"ours in {', '.join(BYTES)} (all)")
-    parser.add_argument("--threads", type=int, help="of torch and of the kernels (as many as torch takes)")
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), metavar="A,B", help=f"some of {', '.join(PARTS)} (default: all)"
+    )
+    parser.add_argument("--tokens", type=int, default=512, help="tokens per contender (default: 512, a whole block)")
+    parser.add_argument(
+        "--far", type=int, default=FAR, help=f"the far position, a multiple of {WINDOW} (default: {FAR})"
+    )
+    parser.add_argument(
+        "--weights",
+        default=",".join(BYTES),
+        metavar="A,B",
+        help=f"precisions of the weights: {', '.join(BYTES)} (default: all)",
+    )
+    parser.add_argument("--threads", type=int, help="threads of torch and of the kernels (default: torch's number)")
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of every part asked for."""
+    """The rows of every requested part."""
     for weights in args.weights.split(","):
         if weights not in BYTES:
-            raise ConfigError(f"there are no weights '{weights}': known are {', '.join(BYTES)}")
+            raise ConfigError(f"unknown weights '{weights}': choose from {', '.join(BYTES)}")
     parts = args.parts.split(",")
-    for part in parts:  # before the first one begins
+    for part in parts:  # check before the first one begins
         if part not in PARTS:
-            raise ConfigError(f"there is no part '{part}': known are {', '.join(PARTS)}")
+            raise ConfigError(f"unknown part '{part}': choose from {', '.join(PARTS)}")
         if part in NEEDED:
             import_extra(NEEDED[part], "peers")
     if args.threads is not None:
@@ -126,7 +135,7 @@ def _by_batch(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _beside_peer(args: argparse.Namespace) -> list[dict[str, Any]]:
     """512 tokens after a full block. The peer runs its prefix again for every token, so a turn begins where the last
-    one ended: `generate` on all tokens so far costs the same as going on would."""
+    one ended: `generate` on all tokens so far costs the same as continuing would."""
     import torch
 
     ours, model = _our_writer(_engines(args)[0], WINDOW), peer_model(Setting(window=WINDOW)).eval()
@@ -152,7 +161,7 @@ def _beside_gpt2(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _against_limit(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One lane, whose time is that of its weights, and the most lanes, whose memories take longer."""
+    """One lane, which is limited by the weights, and the most lanes, which are limited by their memories."""
     bandwidth = _Bandwidth()
     pairs = [(engine, _our_writer(engine, NEAR, lanes)) for engine in _engines(args) for lanes in (1, LANES[-1])]
     for _ in range(0, args.tokens, SHORT_TURN):
@@ -176,13 +185,13 @@ PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
     "gpt2": _beside_gpt2,
 }
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
-"""Of each weight of a matrix that every token goes through."""
+"""Bytes of each weight of a matrix that every token is multiplied with."""
 NEEDED = {"peer": "block_recurrent_transformer_pytorch", "gpt2": "transformers"}
-"""What a part imports beside this package."""
+"""The packages that a part imports."""
 
 
 def _engines(args: argparse.Namespace) -> list[Any]:
-    """Our model with each kind of weights asked for."""
+    """The model with each requested precision of weights."""
     import torch
 
     from block_recurrent.inference import Engine
@@ -226,7 +235,7 @@ def _gpt2_writer(position: int, more: int) -> Writer:
 
 
 def _in_turns(writers: list[Writer], tokens: int) -> None:
-    """Each writes a few tokens in its turn: whatever else the machine does hits all alike."""
+    """Each generates a few tokens in its turn, so that other load on the machine affects all alike."""
     for index in range(ROUNDS):
         share = tokens * (index + 1) // ROUNDS - tokens * index // ROUNDS
         for writer in writers if share else ():
@@ -247,10 +256,10 @@ def _row(part: str, writer: Writer, rate: float, ratio: float, told: str) -> dic
 
 
 def bytes_per_step(model: Any, weights: str = "float32", lanes: int = 1) -> float:
-    """What a token of each lane must read: all weights of the token side, once for all lanes, and of each lane its
-    window's keys and values and what the states show.
+    """Bytes that a token of each lane must read: all weights of the token side, once for all lanes, and per lane its
+    window's keys and values and those of the states.
 
-    The weights of the state side are read once a block, and count by that share; they are float32 always.
+    The weights of the state side are read once per block, and count by that share; they are always float32.
     """
     config, size = model.config, BYTES[weights]
     total = 0.0
@@ -275,7 +284,7 @@ class _Bandwidth:
 
         matrix = torch.ones(BANDWIDTH_BYTES // 4 // 4096, 4096)
         vector = torch.ones(4096)
-        # As long as a short turn: a single reading could find a quiet moment that no turn is short enough for.
+        # As long as a short turn: a single reading could be faster than any sustained work.
         self._ways: list[Callable[[], Any]] = [
             lambda: [matrix.sum() for _ in range(READINGS)],
             lambda: [matrix @ vector for _ in range(READINGS)],
@@ -287,7 +296,7 @@ class _Bandwidth:
 
     @property
     def rate(self) -> float:
-        """Bytes a second in the best round."""
+        """Bytes per second in the best round."""
         return READINGS * BANDWIDTH_BYTES / self._seconds
 
 

@@ -1,16 +1,16 @@
-"""Checkpoint folders: whole or not there at all, hashed, and readable by every command. And `load_run`, `save_run`.
+"""Checkpoint folders, written atomically, hashed, and readable by every command; `load_run` and `save_run`.
 
 A run is a folder:
 
     config.toml                     the resolved configuration
     tokenizer.model                 the SentencePiece file (none: bytes)
-    metrics.jsonl, log.txt          what happened
+    metrics.jsonl, log.txt          metrics and log
     checkpoints/step-00001000/      manifest.json (step, validation, SHA-256 of every other file and its own),
-                                    model.safetensors, and what training needs to go on
+                                    model.safetensors, and what training needs to resume
 
-A checkpoint is written into a hidden folder beside its place, synced and renamed, so that a crash at any moment leaves
-either no checkpoint or a whole one. A sharded run has `sharded/` (torch.distributed.checkpoint) instead of
-model.safetensors; `brt export` makes one file of it.
+A checkpoint is written to a hidden temporary folder, synced and renamed, so that a crash at any moment leaves
+either no checkpoint or a complete one. A sharded run has `sharded/` (torch.distributed.checkpoint) instead of
+model.safetensors; `brt export` converts it to one file.
 """
 
 from block_recurrent.checkpoint.folders import (

@@ -1,4 +1,4 @@
-"""Checkpoint folders: whole or not there at all, and hashed."""
+"""Checkpoint folders: written atomically, and hashed."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that is whole: its manifest has been read and every file has the hash that it should have."""
+    """A verified checkpoint: its manifest has been read and the hash of every file matches."""
 
     path: Path
     step: int
     validation_bits: float | None
-    """Bits per token on the validation split at this step, where they were measured."""
+    """Bits per token on the validation split at this step, if measured."""
 
 
 def find_checkpoint(
     run: Path, which: str | Path = "last", check: Callable[[Path], Checkpoint] | None = None
 ) -> tuple[Checkpoint | None, list[str]]:
-    """A whole checkpoint of a run, and what was found damaged on the way; None if the run has none at all.
+    """An intact checkpoint of a run, and notes about damaged ones; None if the run has no checkpoints.
 
-    check: what makes sure that a checkpoint can be used (default: `verify`).
+    check: the function that verifies a checkpoint (default: `verify`).
     """
     check = check or verify
     if str(which) not in ("last", "best"):
@@ -60,14 +60,14 @@ def find_checkpoint(
     if which == "best" and measured:
         return min(measured, key=lambda c: (c.validation_bits, -c.step)), notes
     if which == "best" and whole:
-        raise CheckpointError(f"no checkpoint of '{run}' was measured on validation: use 'last'")
+        raise CheckpointError(f"no checkpoint of '{run}' has a validation result: use 'last'")
     if notes:
-        raise CheckpointError(f"no checkpoint of '{run}' is whole: {'; '.join(notes)}")
+        raise CheckpointError(f"no checkpoint of '{run}' is intact: {'; '.join(notes)}")
     return None, notes
 
 
 def list_checkpoints(run: Path) -> list[Path]:
-    """The checkpoint folders of a run, oldest first, whole or damaged."""
+    """The checkpoint folders of a run, oldest first, intact or damaged."""
     folder = run / "checkpoints"
     paths = folder.iterdir() if folder.is_dir() else ()
     return sorted((p for p in paths if _STEP_FOLDER.fullmatch(p.name)), key=step_of)
@@ -84,7 +84,7 @@ def step_of(path: Path) -> int:
 
 
 def verify(path: Path) -> Checkpoint:
-    """The checkpoint, after checking manifest and files against their hashes; a CheckpointError says what is wrong."""
+    """The checkpoint, after verifying the hashes of its manifest and files; a CheckpointError describes any problem."""
     manifest = read_manifest(path)
     try:
         door.check_files(path, manifest["files"])
@@ -94,21 +94,21 @@ def verify(path: Path) -> Checkpoint:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint folder; its files are not looked at. Those of version 1 have no seal."""
+    """The manifest of a checkpoint folder; its files are not checked. Manifests of version 1 have no seal."""
     try:
         manifest = door.read_manifest(path / MANIFEST, FORMAT, {1: _RULES, VERSION: _RULES})
     except (FileNotFoundError, NotADirectoryError):
-        reason = f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder"
+        reason = f"it has no {MANIFEST}" if path.is_dir() else "the folder does not exist"
         raise CheckpointError(f"'{path}' is not a checkpoint: {reason}") from None
     except (FileFormatError, OSError) as error:
         raise CheckpointError(f"checkpoint '{path}' is damaged: {error}") from None
     if _STEP_FOLDER.fullmatch(path.name) and step_of(path) != manifest["step"]:
-        raise CheckpointError(f"checkpoint '{path}' is damaged: its {MANIFEST} is that of step {manifest['step']}")
+        raise CheckpointError(f"checkpoint '{path}' is damaged: its {MANIFEST} belongs to step {manifest['step']}")
     return manifest
 
 
 def finish(path: Path, step: int, validation_bits: float | None) -> None:
-    """Give what was written to `aside_of(path)` its manifest, sync it, and put it in its place."""
+    """Add the manifest to the temporary folder of `path`, sync it, and rename it to `path`."""
     aside = aside_of(path)
     manifest = {
         "format": FORMAT,
@@ -122,12 +122,12 @@ def finish(path: Path, step: int, validation_bits: float | None) -> None:
 
 
 def sweep(run: Path) -> None:
-    """Delete what killed processes left: checkpoints that were never finished, or not quite deleted."""
+    """Delete unfinished and partly deleted checkpoints of killed processes."""
     atomic.sweep(run / "checkpoints")
 
 
 def prune(run: Path, keep: int) -> None:
-    """Delete all checkpoints but the newest `keep` and the best on validation."""
+    """Delete all checkpoints except the newest `keep` and the best on validation."""
     paths = list_checkpoints(run)
     measured = [(bits, -step_of(p), p) for p in paths if (bits := _validation_bits(p)) is not None]
     best = min(measured)[2] if measured else None

@@ -1,4 +1,4 @@
-"""A run as a model for the box: one small folder that every command reads by its name."""
+"""Packing a run as a bundled model: one small folder that every command loads by its name."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from block_recurrent.models.card import FORMAT, VERSION, card_text
 
 
 def pack(loaded: LoadedRun, card: dict[str, Any], out: Path, most_bytes: int) -> int:
-    """Write the folder, whole or not at all; a model that was there is replaced. Returns its bytes.
+    """Write the folder atomically, replacing an existing model. Returns its size in bytes.
 
-    Matrices become bfloat16. Vectors (norms, gates, scales) are few, and decide how long a state lasts: they stay.
+    Matrices become bfloat16. Vectors (norms, gates, scales) are small and decide how long a state lasts: they don't.
     """
     if out.exists() and not (out / CARD).is_file():
-        raise CheckpointError(f"'{out}' exists and is no model of ours: choose another --out")
+        raise CheckpointError(f"'{out}' exists and is not a packed model: choose another --out")
     weights = {
         name: x.to(torch.bfloat16) if x.ndim >= 2 else x.float() for name, x in loaded.model.state_dict().items()
     }
-    # Where the run's files were is nobody's business.
+    # Remove local paths.
     config = loaded.config.replace("data", path="").replace("train", init_from="", device="auto")
     aside = aside_of(out)
     try:
@@ -44,7 +44,7 @@ def pack(loaded: LoadedRun, card: dict[str, Any], out: Path, most_bytes: int) ->
         size = sum(path.stat().st_size for path in aside.iterdir())
         if size > most_bytes:
             raise CheckpointError(
-                f"the model has {size / 1e6:.1f} MB, and may have {most_bytes / 1e6:g}: train a smaller one, or allow "
+                f"the model has {size / 1e6:.1f} MB, the limit is {most_bytes / 1e6:g}: train a smaller one, or allow "
                 "more with --most-mb"
             )
         finish(out, loaded.checkpoint.step, loaded.checkpoint.validation_bits)

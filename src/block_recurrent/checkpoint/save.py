@@ -1,4 +1,4 @@
-"""`save_run`: a model that was trained in a program of your own, as a run folder that every command reads."""
+"""`save_run`: save any trained model as a run folder that every command reads."""
 
 from __future__ import annotations
 
@@ -28,23 +28,25 @@ def save_run(
     """Save a model and its tokenizer as a run folder; returns the checkpoint's folder.
 
     `load_run`, `brt eval`, `brt write`, `brt serve` and `brt export` read it, and `brt train --init-from` starts from
-    its weights. It holds no optimizer state, so training can't be resumed from it.
+    its weights. It has no optimizer state, so training can't be resumed from it.
 
-    tokenizer: the tokenizer, "bytes", or the path of a SentencePiece file. step: how many updates the model has had.
-    config: the configuration it was trained with, to be kept with it. overwrite: replace a checkpoint that exists.
+    tokenizer: the tokenizer, "bytes", or the path of a SentencePiece file. step: the number of updates so far.
+    config: the training configuration to save with it. overwrite: replace an existing checkpoint.
     """
     run, tokenizer = Path(run), load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
     if tokenizer.vocab_size != model.config.vocab_size:
         raise ConfigError(
             f"the model's vocab_size is {model.config.vocab_size}, the tokenizer's is {tokenizer.vocab_size}: they "
-            "don't belong together"
+            "must be equal"
         )
     config = RunConfig(system="", size="", model=model.config) if config is None else config
     if config.model != model.config:
-        raise ConfigError("config.model is not the configuration of the model: leave config out, or give the model's")
+        raise ConfigError(
+            "config.model is not the configuration of the model: omit config, or set config.model to model.config"
+        )
     found = list_checkpoints(run)
     if not overwrite and (found or (run / CONFIG).exists()):
-        raise CheckpointError(f"'{run}' is a run already: choose another folder, or give overwrite=True")
+        raise CheckpointError(f"'{run}' already contains a run: choose another folder, or pass overwrite=True")
     path = step_folder(run, step)
     aside = aside_of(path)
     try:

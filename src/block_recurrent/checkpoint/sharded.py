@@ -1,6 +1,6 @@
-"""Sharded checkpoints of torch.distributed.checkpoint, whose index is a pickle: read without running what it says.
+"""Sharded checkpoints of torch.distributed.checkpoint, whose index is a pickle: read without executing its code.
 
-Only the few classes that an index of tensors is made of are allowed. An index that names anything else is refused; so
+Only the few classes that an index of tensors needs are allowed. An index with anything else is rejected, and so
 is one with objects that are not tensors, which torch would unpickle without restrictions.
 """
 
@@ -20,7 +20,7 @@ from block_recurrent.io.door import first_line
 
 SHARDED = "sharded"
 WEIGHT_PREFIX = "model/"
-"""Of the names of weights in a sharded checkpoint, which holds other tensors too."""
+"""Prefix of the weights' names in a sharded checkpoint, which contains other tensors too."""
 _METADATA = "torch.distributed.checkpoint.metadata"
 _ALLOWED = {
     *((_METADATA, name) for name in ("Metadata", "TensorStorageMetadata", "ChunkStorageMetadata", "TensorProperties")),
@@ -38,7 +38,7 @@ _ALLOWED = {
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module.replace("pathlib._local", "pathlib"), name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of an index of tensors")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not allowed in an index of tensors")
         return super().find_class(module, name)
 
 
@@ -51,7 +51,7 @@ class _Reader(dcp.FileSystemReader):
             entries = list(metadata.storage_data.values())
             outside = any(Path(e.relative_path).name != e.relative_path or e.transform_descriptors for e in entries)
             if not isinstance(metadata, dcp.Metadata) or outside:
-                raise pickle.UnpicklingError("it is no index of the files beside it")
+                raise pickle.UnpicklingError("it does not match the files in its folder")
             metadata.storage_meta = metadata.storage_meta or dcp.metadata.StorageMeta()
             metadata.storage_meta.load_id = self.load_id
         except Exception as error:  # a pickle can raise whatever the classes in it raise
@@ -60,7 +60,7 @@ class _Reader(dcp.FileSystemReader):
 
 
 def read_sharded_weights(path: Path) -> dict[str, Tensor]:
-    """The weights of a sharded checkpoint, whole, on the CPU."""
+    """The full weights of a sharded checkpoint, on the CPU."""
     known = _Reader(path / SHARDED).read_metadata().state_dict_metadata
     wanted: dict[str, Any] = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -72,8 +72,8 @@ def read_sharded_weights(path: Path) -> dict[str, Tensor]:
 
 
 def read_sharded(tensors: dict[str, Any], path: Path) -> None:
-    """Fill tensors, sharded or whole, with those of the same names in a sharded checkpoint."""
+    """Load tensors, sharded or not, from those of the same names in a sharded checkpoint."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # and we are a single process
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # expected in a single process
         alone = not torch.distributed.is_initialized()
         dcp.load(tensors, storage_reader=_Reader(path / SHARDED), no_dist=alone)

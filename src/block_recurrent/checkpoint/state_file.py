@@ -1,6 +1,6 @@
-"""Files of tuned initial states: what a document begins with, learned for one kind of text; the weights stay.
+"""Files of tuned initial states: the state that documents start from, trained for one kind of text with frozen weights.
 
-`brt train --tune state` writes one; `brt write RUN --state FILE` begins with it. It is as large as the recurrent state.
+`brt train --tune state` writes one; `brt write RUN --state FILE` uses it. It is as large as the recurrent state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHORT = 12
 
 
 def save_state(model: BlockRecurrentLM, path: Path) -> None:
-    """Write the initial states of a model, and which weights they go with."""
+    """Write the initial states of a model, and the hash of the weights they belong to."""
     states, others = _parts(model)
     seal = {"format": FORMAT, "version": VERSION, "weights": hash_tensors(others), "sha256": hash_tensors(states)}
     try:
@@ -33,10 +33,10 @@ def save_state(model: BlockRecurrentLM, path: Path) -> None:
 
 
 def load_state(model: BlockRecurrentLM, path: str | Path) -> None:
-    """Put the initial states of a file into the model that they were tuned for; another model is refused."""
+    """Load the initial states of a file into the model that they were tuned for; other models are an error."""
     tensors, seal = read_tensors(Path(path), "file of initial states")
     if seal.get("format") != FORMAT or seal.get("version") != VERSION:
-        raise FileFormatError(f"'{path}' is no file of initial states: 'brt train --tune state' makes one")
+        raise FileFormatError(f"'{path}' is not a file of initial states, as made by 'brt train --tune state'")
     if hash_tensors(tensors) != seal.get("sha256"):
         raise FileFormatError(f"'{path}' is damaged: its contents don't match their hash")
     check_finite(tensors)
@@ -47,7 +47,7 @@ def load_state(model: BlockRecurrentLM, path: str | Path) -> None:
             f"{hash_tensors(others)[:SHORT]}: a state can be used only with the weights that it was tuned for"
         )
     if {name: x.shape for name, x in tensors.items()} != {name: x.shape for name, x in states.items()}:
-        raise FileFormatError(f"'{path}' does not hold the initial states of this model")
+        raise FileFormatError(f"'{path}' does not contain the initial states of this model")
     with torch.no_grad():
         for name, state in states.items():
             state.copy_(tensors[name])
@@ -58,5 +58,5 @@ def _parts(model: BlockRecurrentLM) -> tuple[dict[str, Tensor], dict[str, Tensor
     named = dict(model.named_parameters())
     states: dict[str, Tensor] = {name: p for name, p in named.items() if name.endswith(INITIAL_STATE)}
     if not states:
-        raise MemoryMismatchError("this model has no recurrent state to begin with: take a rec- or feedback- system")
+        raise MemoryMismatchError("this model has no recurrent state: choose a rec- or feedback- system")
     return states, {name: p for name, p in named.items() if name not in states}

@@ -1,4 +1,4 @@
-"""The weights of a run: `load_run` for everybody who reads or writes with it, and one file of them to give away."""
+"""The weights of a run: `load_run`, and export to one file."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """What evaluation and generation need of a run."""
+    """A loaded run, for evaluation and generation."""
 
     model: BlockRecurrentLM
     config: RunConfig
     tokenizer: Tokenizer
     checkpoint: Checkpoint
     notes: tuple[str, ...] = ()
-    """Things that a user should be told: a damaged checkpoint that was passed over."""
+    """Notes for the user, such as a damaged checkpoint that was skipped."""
 
 
 def load_run(run: str | Path, checkpoint: str | Path = "last", device: torch.device | str = "cpu") -> LoadedRun:
-    """The model of a run, ready for reading (eval mode), with its configuration and tokenizer.
+    """Load the model of a run in eval mode, with its configuration and tokenizer.
 
-    run: the run's folder, one of its checkpoint folders, or the name of a model in the box. checkpoint: "last", "best"
+    run: a run folder, a checkpoint folder, or the name of a bundled model. checkpoint: "last", "best"
     (on validation), or a checkpoint folder.
     """
     run, checkpoint, told = models.locate(run, checkpoint)
@@ -60,20 +60,20 @@ def load_run(run: str | Path, checkpoint: str | Path = "last", device: torch.dev
     found, notes = find_checkpoint(run, checkpoint, verify if checkpoint == "best" else load)
     if found is None:
         raise CheckpointError(f"'{run}' has no checkpoint yet: train it further with 'brt train'")
-    if checkpoint == "best":  # known only after looking at all of them
+    if checkpoint == "best":  # known only after reading all of them
         load(found.path)
     return LoadedRun(model.to(device).eval(), config, read_tokenizer(run, config), found, (*told, *notes))
 
 
 def read_config(run: Path) -> RunConfig:
-    """The configuration of a run; one that was edited after it was written is an error."""
+    """The configuration of a run; an edited file is an error."""
     if not (run / CONFIG).is_file():
-        raise CheckpointError(f"'{run}' is not a run: it has no {CONFIG}; 'brt train --out {run}' makes one")
+        raise CheckpointError(f"'{run}' is not a run: it has no {CONFIG}; 'brt train --out {run}' creates one")
     return RunConfig.from_dict(read_toml(run / CONFIG, sealed=True))
 
 
 def read_tokenizer(run: Path, config: RunConfig) -> Tokenizer:
-    """The tokenizer of a run, if it is the one that the configuration names."""
+    """The tokenizer of a run, verified against the hash in its configuration."""
     tokenizer = load_tokenizer(run / TOKENIZER if (run / TOKENIZER).is_file() else "bytes")
     if config.data.tokenizer not in ("", tokenizer.sha256):
         raise CheckpointError(
@@ -93,7 +93,7 @@ def export(run: str | Path, out: Path, checkpoint: str | Path = "last") -> Loade
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint folder, whole, finite, on the CPU."""
+    """The full weights of a checkpoint folder, verified to be finite, on the CPU."""
     try:
         weights = read_tensors(path / WEIGHTS)[0] if (path / WEIGHTS).is_file() else read_sharded_weights(path)
         check_finite(weights)
@@ -103,10 +103,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def check_fits(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:
-    """An error that names a weight, unless those of a checkpoint are those of a model."""
+    """Raise an error that names a weight, unless the weights of a checkpoint match the model."""
     for name in sorted(own.keys() | weights.keys()):
-        there, here = (tuple(x[name].shape) if name in x else "not there" for x in (weights, own))
+        there, here = (tuple(x[name].shape) if name in x else "missing" for x in (weights, own))
         if there != here:
             raise CheckpointError(
-                f"the weights in '{path}' are not those of this model: '{name}' is {there}, here it is {here}"
+                f"the weights in '{path}' don't match the model: '{name}' is {there}, but the model has {here}"
             )

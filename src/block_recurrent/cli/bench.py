@@ -1,7 +1,7 @@
 """`brt bench`: a table of benchmarks, each a module of `block_recurrent.bench`.
 
 A benchmark module has SUMMARY, EXAMPLE, NOTE (how its numbers are defined), `add_arguments(parser)` and `run(args)`,
-which returns rows. It imports what is heavy inside `run`.
+which returns rows. Heavy imports belong inside `run`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`brt compare`: two runs, or one run with and without its memory, token by token, as a report."""
+"""`brt compare`: compare two runs, or one run with and without its memory, token by token, and write a report."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ INSPECTED_TOKENS = 20_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("a", metavar="A", help="a run, or a name of 'brt models'")
-    parser.add_argument("b", metavar="B", nargs="?", help="another run; or else one of the experiments on A's state:")
+    parser.add_argument("a", metavar="A", help="a run, or a model name (see 'brt models')")
+    parser.add_argument("b", metavar="B", nargs="?", help="another run; if omitted, choose an experiment on A's state:")
     states = parser.add_mutually_exclusive_group()
     states.add_argument("--clear-state", action="store_true", help="reset the state at each segment")
-    states.add_argument("--freeze-state", action="store_true", help="no update of the state after the first segment")
+    states.add_argument("--freeze-state", action="store_true", help="stop updating the state after the first segment")
     states.add_argument(
-        "--swap-state", metavar="DOCUMENT", help="at each segment, the state that this other document leaves at its end"
+        "--swap-state", metavar="DOCUMENT", help="at each segment, use the final state of this other document"
     )
     parser.add_argument("--data", required=True, metavar="DIR", help="a prepared folder")
     parser.add_argument("--split", default="test", help="train, validation or test")
     parser.add_argument(
         "--document", action="append", default=[], metavar="NAME", help="only this document (repeatable)"
     )
-    parser.add_argument("--out", required=True, metavar="REPORT", type=Path, help="the folder of the report")
-    parser.add_argument("--top", type=int, default=40, metavar="K", help="tokens in each table")
-    parser.add_argument("--no-inspect", action="store_true", help="leave out the look into A's memory")
-    parser.add_argument("--no-png", action="store_true", help="no pictures (they need the extra 'plots' in any case)")
+    parser.add_argument("--out", required=True, metavar="REPORT", type=Path, help="output folder of the report")
+    parser.add_argument("--top", type=int, default=40, metavar="K", help="number of tokens in each table")
+    parser.add_argument("--no-inspect", action="store_true", help="skip the inspection of A's memory")
+    parser.add_argument("--no-png", action="store_true", help="skip PNG plots (which need the extra 'plots')")
     add_overwrite(parser)
     add_scoring_arguments(parser)
 
@@ -96,7 +96,7 @@ def _make_folder(out: Path, overwrite: bool) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"--out '{out}' can't be made: {error.strerror or error}") from None
+        raise DataError(f"--out '{out}' can't be created: {error.strerror or error}") from None
 
 
 def _check_tokenizers(a: LoadedRun, b: LoadedRun, corpus: Corpus, args: argparse.Namespace) -> None:
@@ -114,7 +114,7 @@ def _check_tokenizers(a: LoadedRun, b: LoadedRun, corpus: Corpus, args: argparse
 def _readings(
     a: LoadedRun, b: LoadedRun, corpus: Corpus, args: argparse.Namespace
 ) -> tuple[Reading, Reading, str, list[int]]:
-    """Who reads what, and how."""
+    """The two readings to compare, a description of the second, and the documents."""
     from block_recurrent.analysis.comparison import Reading
     from block_recurrent.evaluate.evaluation import choose_documents
     from block_recurrent.evaluate.state_edits import ReplaceState, clear_every, freeze_after_first_segment
@@ -129,14 +129,14 @@ def _readings(
         edit, label, about = clear_every(a.model, segment), "state cleared", f"state reset every {segment} tokens"
         return normal, Reading(label, a.model, edit), about, chosen
     if args.freeze_state:
-        about = f"no update of the state after the first {segment} tokens"
+        about = f"state not updated after the first {segment} tokens"
         return normal, Reading("state frozen", a.model, freeze_after_first_segment(a.model)), about, chosen
     split, index = corpus.find(args.swap_state)
     chosen = [i for i in chosen if (split, i) != (args.split, index)]
     if not chosen:
-        raise ConfigError(f"--swap-state '{args.swap_state}': it must be another document than those that are read")
+        raise ConfigError(f"--swap-state '{args.swap_state}': it must not be one of the documents being scored")
     swap = ReplaceState(segment, _left_by(a, corpus, split, index))
-    about = f"state that '{args.swap_state}' leaves at its end, put in every {segment} tokens"
+    about = f"state replaced by the final state of '{args.swap_state}' every {segment} tokens"
     return normal, Reading("state swapped", a.model, swap), about, chosen
 
 
@@ -154,7 +154,7 @@ def _name(run: str, loaded: LoadedRun) -> str:
 
 
 def _labels(run_a: str, run_b: str, a: LoadedRun, b: LoadedRun) -> tuple[str, str]:
-    """The systems, or the folders where the systems are the same."""
+    """The names of the systems, or of the folders if both runs have the same system."""
     names = (_name(run_a, a), _name(run_b, b))
     if names[0] == names[1]:
         names = (Path(run_a).name, Path(run_b).name)
@@ -172,14 +172,14 @@ def _side(label: str, run: str, loaded: LoadedRun, about: str) -> Side:
 
 
 def inspect_document(loaded: LoadedRun, name: str, tokens: Any, with_ablation: bool = True) -> tuple[Any, list[Any]]:
-    """The inspection of a text, and what its state vectors are worth."""
+    """Inspect a document, with an ablation of its state vectors."""
     from block_recurrent.analysis.ablation import ablate
     from block_recurrent.analysis.inspector import inspect
     from block_recurrent.io.progress import shown_progress
 
-    with shown_progress("looking into the memory") as progress:
+    with shown_progress("inspecting the memory") as progress:
         inspection = inspect(loaded.model, tokens, name, progress)
-    with shown_progress("taking state vectors away") as progress:
+    with shown_progress("ablating state vectors") as progress:
         return inspection, ablate(loaded.model, tokens, inspection, progress) if with_ablation else []
 
 
@@ -198,7 +198,7 @@ def _print(found: Comparison, out: Path) -> None:
             )
     left_a, left_b = (headroom.beyond for headroom in found.headroom)
     print(
-        f"\na cache of what lies over {left_a.low:,} tokens back would still save, in bits per token: {found.label_a} "
+        f"\na cache of tokens more than {left_a.low:,} back would still save, in bits per token: {found.label_a} "
         f"{left_a.bigram:.4f}, {found.label_b} {left_b.bigram:.4f} (bigram; unigram {left_a.unigram:.4f}, "
         f"{left_b.unigram:.4f})"
     )
@@ -209,6 +209,6 @@ def _write_pictures(out: Path, found: Comparison, inspections: list[Any]) -> Non
     from block_recurrent.analysis.plots import has_matplotlib, write_pictures
 
     if has_matplotlib():
-        print(f"wrote {len(write_pictures(out, found, inspections))} pictures beside it")
+        print(f"wrote {len(write_pictures(out, found, inspections))} plots next to it")
     else:
-        print("no pictures: they need the extra 'plots' (pip install 'block-recurrent[plots]')")
+        print("no plots: they need the extra 'plots' (pip install 'block-recurrent[plots]')")

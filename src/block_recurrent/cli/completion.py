@@ -1,4 +1,4 @@
-"""`brt completion`: a script that completes commands and options with the tab key."""
+"""`brt completion`: print a shell script for tab completion of commands and options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from block_recurrent.presets import SIZES, SYSTEMS
 SHELLS = ("bash", "zsh", "fish")
 _VALUES = {"--system": list(SYSTEMS), "--against": list(SYSTEMS), "--size": list(SIZES)}
 
-# Commands come first, then the commands of a command (`brt data prepare`), then options; files complete as always.
+# Commands come first, then subcommands (`brt data prepare`), then options; file names complete as usual.
 _BASH = """_brt() {{
     local words="" path="${{COMP_WORDS[1]}}"
     case "${{COMP_WORDS[COMP_CWORD-1]}}" in
@@ -29,7 +29,7 @@ complete -o default -F _brt brt
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="put the output where your shell finds it, see the example")
+    parser.add_argument("shell", choices=SHELLS, help="the shell to print a script for")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _any_below(path: str, tree: dict[str, list[str]]) -> str:
-    """Commands without commands of their own match whatever their first argument is."""
+    """Commands without subcommands match any first argument."""
     has_commands = any(other.startswith(f"{path} ") for other in tree)
     return "" if not path or " " in path or has_commands else "*"
 

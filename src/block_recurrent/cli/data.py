@@ -1,4 +1,4 @@
-"""`brt data`: prepare documents, look at them, and check them."""
+"""`brt data`: prepare, inspect and verify documents."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from block_recurrent.data import Corpus
 
 WITHOUT = {
-    "train": "there is nothing to train on (--validation 0 --test 0 takes all)",
-    "validation": "training will not validate, and no checkpoint will be the best",
-    "test": "'brt eval' and 'brt compare' will need --split",
+    "train": "there is nothing to train on (--validation 0 --test 0 uses all documents for training)",
+    "validation": "training will not validate, and will not mark a best checkpoint",
+    "test": "'brt eval' and 'brt compare' need another --split",
 }
-SHOWN = 20  # of what was left out; the manifest has all
+SHOWN = 20  # of each list of warnings; the manifest has all of them
 SOURCES = "a file, a folder, stdlib, installed, pypi:NAME==VERSION, pypi:code-100, or hf:NAME"
 EXAMPLES = {
     "prepare": "brt data prepare books/ --out build/books --tokenizer bytes",
@@ -41,42 +41,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         sub.set_defaults(action=action)
         return sub
 
-    sub = command("prepare", "turn documents into a folder of tokens for training and evaluation", _prepare)
+    sub = command("prepare", "tokenize documents for training and evaluation", _prepare)
     sub.add_argument("sources", nargs="+", metavar="SOURCE", help=SOURCES)
-    sub.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder to make")
+    sub.add_argument("--out", required=True, type=Path, metavar="DIR", help="output folder")
     sub.add_argument(
-        "--tokenizer", default="bytes", help="bytes, a SentencePiece file, a name of 'brt models', or a run"
+        "--tokenizer", default="bytes", help="bytes, a SentencePiece file, a model name (see 'brt models'), or a run"
     )
     add_unit(sub)
     add_shares(sub)
-    sub.add_argument("--strict", action="store_true", help="refuse text that is not UTF-8 instead of replacing")
-    sub.add_argument("--overwrite", action="store_true", help="replace a folder prepared before")
-    sub.add_argument("--threads", type=int, help="threads that encode (default: one per processor)")
+    sub.add_argument(
+        "--strict", action="store_true", help="reject text that is not UTF-8, instead of replacing invalid bytes"
+    )
+    sub.add_argument("--overwrite", action="store_true", help="replace an existing prepared folder")
+    sub.add_argument("--threads", type=int, help="encoding threads (default: one per processor)")
 
-    sub = command("info", "documents, tokens, words and bytes of each split", _info)
+    sub = command("info", "print documents, tokens, words and bytes of each split", _info)
     sub.add_argument("folder", metavar="DIR", help="a prepared folder")
-    sub.add_argument("--segment", type=int, default=4096, help="segment length for the share of padding")
+    sub.add_argument("--segment", type=int, default=4096, help="segment length, to compute the share of padding")
     add_json(sub)
 
     sub = command("show", "print a prepared document as text", _show)
     sub.add_argument("folder", metavar="DIR", help="a prepared folder")
     sub.add_argument("name", metavar="NAME", help="the document's name, as in manifest.json")
 
-    sub = command("verify", "check the hashes and the index of a prepared folder", _verify)
+    sub = command("verify", "verify the hashes and the index of a prepared folder", _verify)
     sub.add_argument("folder", metavar="DIR", help="a prepared folder")
 
 
 def add_unit(parser: argparse.ArgumentParser) -> None:
-    """The option that says what a document is."""
+    """The option that defines what a document is."""
     parser.add_argument(
-        "--unit", choices=("file", "folder"), default="file", help="each file is a document, or each top-level folder"
+        "--unit",
+        choices=("file", "folder"),
+        default="file",
+        help="whether each file or each top-level folder is a document",
     )
 
 
 def add_shares(parser: argparse.ArgumentParser) -> None:
-    """The options that say how many documents are held out."""
-    parser.add_argument("--validation", type=float, default=0.05, help="share, if there is no split folder")
-    parser.add_argument("--test", type=float, default=0.05, help="share, if there is no split folder")
+    """The options for the share of held-out documents."""
+    parser.add_argument(
+        "--validation", type=float, default=0.05, help="share of documents, unless there are split folders"
+    )
+    parser.add_argument("--test", type=float, default=0.05, help="share of documents, unless there are split folders")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -122,7 +129,7 @@ def _show(args: argparse.Namespace) -> int:
         print(corpus.text(args.name))
         return 0
     for piece in corpus.text_pieces(*corpus.find(args.name)):
-        # Bytes, so that line ends come out as they are and the locale's encoding doesn't matter.
+        # Bytes: this keeps line endings and does not depend on the locale's encoding.
         sys.stdout.buffer.write(piece)
     sys.stdout.buffer.flush()
     return 0
@@ -138,7 +145,7 @@ def _verify(args: argparse.Namespace) -> int:
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise FileFormatError(f"'{args.folder}' does not match its manifest: {found[0]}{more}; prepare it again")
-    print(f"{args.folder}: {sum(len(corpus.documents(split)) for split in SPLITS)} documents, all as they were written")
+    print(f"{args.folder}: {sum(len(corpus.documents(split)) for split in SPLITS)} documents verified")
     return 0
 
 
@@ -154,7 +161,7 @@ def _print_summary(corpus: Corpus, segment: int) -> None:
     ]
     print_table(["", *heads], rows)
     tokenizer = summary["tokenizer"]
-    print(f"tokenizer: {tokenizer['kind']}, {tokenizer['size']} pieces; vocabulary with the mark: {corpus.vocab_size}")
+    print(f"tokenizer: {tokenizer['kind']}, {tokenizer['size']} pieces; vocabulary size with eos: {corpus.vocab_size}")
     _print_losses(summary["splits"])
 
 
@@ -165,7 +172,7 @@ def _print_losses(splits: dict[str, Any]) -> None:
     if total["lost"] or total["unknown"]:
         lost, unknown = total["lost"] / total["characters"], total["unknown"] / total["tokens"]
         print(
-            f"the tokenizer does not give all text back: {total['lost']:,} of {total['characters']:,} characters lost "
+            f"the tokenizer is not lossless: {total['lost']:,} of {total['characters']:,} characters lost "
             f"({_share(lost)}), {total['unknown']:,} unknown pieces ({_share(unknown)} of tokens)"
         )
 
@@ -175,13 +182,14 @@ def _print_remarks(corpus: Corpus) -> None:
 
     shares = {"train": 1, **{split: corpus.manifest["settings"][split] for split in ("validation", "test")}}
     for split in (split for split, share in shares.items() if share and not corpus.documents(split)):
-        print(
-            f"warning: no document fell to {split}: {WITHOUT[split]}; give more documents, or a folder for each split"
-        )
+        print(f"warning: split '{split}' has no documents: {WITHOUT[split]}; add documents, or a folder per split")
     documents = [document for split in SPLITS for document in corpus.documents(split)]
-    _print_list("not UTF-8, replaced by U+FFFD", [f"{d.name}: {d.replaced} places" for d in documents if d.replaced])
+    _print_list(
+        "not UTF-8, invalid bytes replaced by U+FFFD",
+        [f"{d.name}: {d.replaced} places" for d in documents if d.replaced],
+    )
     _print_list("NUL characters, kept", [f"{d.name}: {d.nul}" for d in documents if d.nul])
-    _print_list("left out", [f"{left['name']}: {left['reason']}" for left in corpus.left_out])
+    _print_list("skipped", [f"{left['name']}: {left['reason']}" for left in corpus.left_out])
 
 
 def _print_list(title: str, lines: list[str]) -> None:

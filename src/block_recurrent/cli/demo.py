@@ -1,7 +1,7 @@
-"""`brt demo`: five minutes that show what a memory is worth, on text that every machine has.
+"""`brt demo`: show in five minutes how much a memory helps, on text that every machine has.
 
-The model in the box reads a text that it was not trained on. Then a small model is trained from scratch, stopped, and
-resumed bit for bit. Commands of ours are printed before they run. Run again, training resumes.
+The bundled model reads a text that it was not trained on. Then a small model is trained from scratch, stopped, and
+resumed bit for bit. Each `brt` command is printed before it runs. When the demo is rerun, training resumes.
 """
 
 from __future__ import annotations
@@ -28,27 +28,31 @@ STEPS, QUICK_STEPS = 200, 6
 QUICK_TOKENS = 2000
 SYSTEM = "rec-fixed-skip"
 DEFINITIONS = (
-    "With its memory: all that came before is in the memory. State cleared: the recurrent state is set back at each "
-    "segment, and the window of tokens stays. With nothing: each window of tokens is read by itself."
+    "With its memory: the memory covers everything before. State cleared: the recurrent state is reset at each "
+    "segment; the window of tokens is kept. With nothing: each window of tokens is read on its own."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, help="the folder of all it makes (default: runs/demo, or runs/demo-quick)")
-    parser.add_argument("--model", help="who reads: a name of 'brt models', or a run (default: code, or what is there)")
-    parser.add_argument("--text", metavar="FILE", help="a UTF-8 text to read (default: a module of Python's library)")
+    parser.add_argument("--out", type=Path, help="output folder (default: runs/demo, or runs/demo-quick)")
+    parser.add_argument("--model", help="the model that reads: a name (see 'brt models') or a run (default: code)")
     parser.add_argument(
-        "--source", default="stdlib", help="what the small model is trained on: stdlib, a folder, a file"
+        "--text", metavar="FILE", help="a UTF-8 text to read (default: a module of Python's standard library)"
     )
-    parser.add_argument("--size", help="of the small model (default: tiny; with --quick micro)")
-    parser.add_argument("--steps", type=int, help=f"of its training (default: {STEPS}; with --quick {QUICK_STEPS})")
-    parser.add_argument("--quick", action="store_true", help="all of it in seconds: little is read, little is learned")
+    parser.add_argument(
+        "--source", default="stdlib", help="training data of the small model: stdlib, a folder, or a file"
+    )
+    parser.add_argument("--size", help="size of the small model (default: tiny; with --quick micro)")
+    parser.add_argument("--steps", type=int, help=f"training steps (default: {STEPS}; with --quick {QUICK_STEPS})")
+    parser.add_argument(
+        "--quick", action="store_true", help="finish in seconds, with less text and fewer training steps"
+    )
     parser.add_argument("--open", action="store_true", help="open the report in a browser at the end")
 
 
 @dataclass
 class _Demo:
-    """Settings, and what was found so far."""
+    """Settings, and the results so far."""
 
     out: Path
     model: str | None
@@ -82,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
     _claim(demo)
     if demo.model is None:
         print(
-            "There is no model in the box: this package was built without (see 'brt models'). The part that reads is "
-            "left out; a model is trained from scratch."
+            "This package was built without bundled models (see 'brt models'). The reading part is "
+            "skipped; a model is trained from scratch."
         )
     else:
         _reading(demo)
@@ -99,18 +103,18 @@ def _default_model(has_text: bool) -> str | None:
 
 
 def _claim(demo: _Demo) -> None:
-    """The folder is ours if it is empty, or if it was made by the same command."""
+    """Accept the folder if it is empty, or if it was made by the same command."""
     values = {key: getattr(demo, key) for key in ("model", "text", "source", "size", "steps", "quick")}
     path = demo.out / MARKER
     if path.is_file():
         try:
             before = json.loads(path.read_bytes())["settings"]
         except (ValueError, KeyError, TypeError):
-            raise FileFormatError(f"'{path}' is damaged: remove '{demo.out}', or choose another --out") from None
+            raise FileFormatError(f"'{path}' is corrupt: remove '{demo.out}', or choose another --out") from None
         if before != values:
-            raise ConfigError(f"'{demo.out}' holds a demo with other settings: choose another --out, or remove it")
+            raise ConfigError(f"'{demo.out}' contains a demo with other settings: choose another --out, or remove it")
     elif demo.out.exists() and (not demo.out.is_dir() or any(demo.out.iterdir())):
-        raise ConfigError(f"'{demo.out}' exists and is not a demo's folder: choose another --out")
+        raise ConfigError(f"'{demo.out}' exists and is not a demo folder: choose another --out")
     _save(demo, values)
 
 
@@ -132,7 +136,7 @@ def _reading(demo: _Demo) -> None:
     limit = QUICK_TOKENS if demo.quick else None
     demo.say(
         f"'{demo.model}' reads {texts[0].name}, which it has never seen",
-        "It reads once, from the beginning to the end. What it keeps of it is a memory whose size never changes.",
+        "It reads the text once, from beginning to end, into a memory whose size never changes.",
     )
     with shown_progress("reading") as progress:
         document = read_unseen(loaded, texts[0], limit, progress)
@@ -160,7 +164,7 @@ def _scoring(demo: _Demo, document: Document) -> None:
     from block_recurrent.studies.demo import worth_of
     from block_recurrent.studies.memory_worth import MEMORY
 
-    demo.say("The second half, read in three ways", DEFINITIONS)
+    demo.say("The second half, scored in three ways", DEFINITIONS)
     with shown_progress("scoring") as progress:
         worth = worth_of(document, progress)
     mine = worth["bits_per_token"][MEMORY]
@@ -168,12 +172,12 @@ def _scoring(demo: _Demo, document: Document) -> None:
         [way, f"{bits:.4f}", f"{worth['bits_per_byte'][way]:.4f}", f"{bits - mine:+.4f}"]
         for way, bits in worth["bits_per_token"].items()
     ]
-    print_table([f"{worth['tokens']:,} tokens", "bits per token", "bits per byte", "more bits per token"], rows)
+    print_table([f"{worth['tokens']:,} tokens", "bits per token", "bits per byte", "extra bits per token"], rows)
     demo.closing += [[f"bits per token, {way}", f"{bits:.3f}"] for way, bits in worth["bits_per_token"].items()]
     demo.found["worth"] = worth
     demo.say(
-        "Words that the memory got right",
-        f"Each was last said more than {document.engine.config.window} tokens before: out of the window's sight.",
+        "Words that the memory helped to predict",
+        f"Each last occurred more than {document.engine.config.window} tokens before: outside the window.",
     )
     words = [
         [
@@ -185,8 +189,8 @@ def _scoring(demo: _Demo, document: Document) -> None:
         ]
         for w in worth["words"]
     ]
-    print_table(["word", "its chance", "state cleared", "last said, tokens ago", "after"], words)
-    demo.closing.append(["words remembered from beyond the window, as shown", str(len(words))])
+    print_table(["word", "probability", "state cleared", "last seen, tokens ago", "context"], words)
+    demo.closing.append(["words predicted from beyond the window (shown above)", str(len(words))])
 
 
 def _writing(demo: _Demo, document: Document, other: Unseen | None) -> None:
@@ -200,16 +204,17 @@ def _writing(demo: _Demo, document: Document, other: Unseen | None) -> None:
         elsewhere.read(other.text[: 600 if demo.quick else OTHER_BYTES])
     name = other.name if other is not None else "nothing"
     demo.say(
-        "One prompt, two memories", f"Both get {prompt!r} and the same random numbers; what differs is what was read."
+        "One prompt, two memories",
+        f"Both start with {prompt!r} and the same random seed; only the text they read differs.",
     )
     written = [[f"memory of {document.name}", write_from(here, prompt, length, 1)]]
     written.append([f"memory of {name}", write_from(elsewhere, prompt, length, 1)])
     _print_texts(written)
-    demo.say("A fork costs nothing", "A memory is a value: two continuations from one memory, which stays as it was.")
+    demo.say("A fork costs nothing", "A memory is a value: two continuations from one memory, which is unchanged.")
     before = memory_hash(here)
     forks = [[f"fork {seed}", write_from(here, prompt, length // 2, seed)] for seed in (2, 3)]
     _print_texts(forks)
-    print(f"the memory before and after: {before[:16]} {memory_hash(here)[:16]}")
+    print(f"hash of the memory before and after: {before[:16]} {memory_hash(here)[:16]}")
     document.session(at_end=True).save(demo.out / "document.memory")
     demo.found["written"] = written + forks
 
@@ -225,36 +230,36 @@ def _training(demo: _Demo) -> None:
 
     demo.say(
         f"A {SYSTEM} of size {demo.size} learns from scratch",
-        f"{demo.steps} steps on '{demo.source}', in one go; then the same again, stopped half way and resumed.",
+        f"{demo.steps} steps on '{demo.source}' without a stop; then the same run again, stopped halfway and resumed.",
     )
     data, whole, halves = (demo.out / name for name in ("data", "trained", "resumed"))
     if not (data / "manifest.json").is_file():
         _brt("data", "prepare", demo.source, "--out", data, "--tokenizer", "bytes")
     _brt("train", *_recipe(demo, data, whole))
-    demo.say("Stopped by Ctrl-C, and resumed", "The run that was stopped ends with the same weights, bit for bit.")
+    demo.say("Stopped with Ctrl-C, and resumed", "The interrupted run ends with the same weights, bit for bit.")
     if not list(halves.glob("checkpoints/step-*")):
         with stopped_at(halves, demo.steps // 2):
             _brt("train", *_recipe(demo, data, halves), stops=True)
     _brt("train", *_recipe(demo, data, halves))
-    runs = {"in one go": run_facts(whole), "stopped and resumed": run_facts(halves)}
+    runs = {"uninterrupted": run_facts(whole), "stopped and resumed": run_facts(halves)}
     print_table(
         ["run", "steps", "last loss", "SHA-256 of the weights"],
         [[name, str(f["step"]), repr(f["losses"][-1]), f["weights"][:32]] for name, f in runs.items()],
     )
     first, second = runs.values()
     if (first["weights"], first["losses"]) != (second["weights"], second["losses"]):
-        raise BlockRecurrentError("the resumed run differs from the one in one go: please report this")
+        raise BlockRecurrentError("the resumed run differs from the uninterrupted run: please report this")
     demo.found["training"] = {"runs": runs}
     held_out = first["held_out_bits"]
     demo.closing += [
-        ["small model, bits per byte at its first step", f"{first['first_bits']:.3f}"],
+        ["small model, bits per byte at the first step", f"{first['first_bits']:.3f}"],
         [f"the same, held out, after {first['tokens']:,} tokens", "-" if held_out is None else f"{held_out:.3f}"],
-        ["weights after stop and resume", "the same, bit for bit"],
+        ["weights after stopping and resuming", "the same, bit for bit"],
     ]
 
 
 def _recipe(demo: _Demo, data: Path, out: Path) -> list[object]:
-    """A short run: the learning rate falls to its end within it."""
+    """A short run, whose learning rate decays within its own number of steps."""
     settings: dict[str, object] = {
         "optimizer.name": "adamw",
         "schedule.kind": "cosine",
@@ -279,7 +284,7 @@ def _recipe(demo: _Demo, data: Path, out: Path) -> list[object]:
 
 
 def _brt(*words: object, stops: bool = False) -> None:
-    """Run a command of ours, having shown it."""
+    """Print a `brt` command, and run it."""
     from block_recurrent.cli.main import dispatch
 
     command = [str(word) for word in words]
@@ -296,12 +301,12 @@ def _close(demo: _Demo, seconds: float, opens: bool) -> None:
     write_demo_page(page, demo.found)
     _save(demo)
     print(f"\nDone in {seconds / 60:.1f} minutes.\n")
-    print_table(["in numbers", ""], demo.closing)
+    print_table(["summary", ""], demo.closing)
     print(f"\nThe report:  {page}  (open it in a browser)\n\nTry next:")
     if demo.model is not None:
         memory = demo.out / "document.memory"
         print(f"  brt write {demo.model} --memory {memory} --interactive")
-        print(f"  brt serve {demo.model} --memories {demo.out / 'memories'}   (a page to drop texts into)")
+        print(f"  brt serve {demo.model} --memories {demo.out / 'memories'}   (a web page to upload texts to)")
         print(f"  brt data prepare YOUR-FOLDER --out build/mine --tokenizer {demo.model}")
         print(f"  brt train --init-from {demo.model} --data build/mine --out runs/mine")
     else:

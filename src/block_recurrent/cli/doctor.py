@@ -14,20 +14,20 @@ from block_recurrent.errors import ConfigError
 
 CORE = ("torch", "numpy", "safetensors", "sentencepiece", "rich")
 EXTRAS = {
-    # extra: (the package that shows it is there, what for)
+    # extra: (the package that tells whether it is installed, its use)
     "parquet": ("pyarrow", "Parquet sources"),
-    "datasets": ("datasets", "sources of the Hugging Face hub, hf:NAME"),
-    "tensorboard": ("tensorboard", "curves of training"),
-    "wandb": ("wandb", "curves of training at Weights & Biases"),
-    "plots": ("matplotlib", "pictures as PNG"),
+    "datasets": ("datasets", "datasets of the Hugging Face Hub, hf:NAME"),
+    "tensorboard": ("tensorboard", "training curves"),
+    "wandb": ("wandb", "training curves in Weights & Biases"),
+    "plots": ("matplotlib", "plots as PNG"),
     "hf": ("transformers", "brt export for transformers"),
     "lm-eval": ("lm_eval", "lm-evaluation-harness"),
     "peers": ("block-recurrent-transformer-pytorch", "brt bench peers"),
     "serve": ("fastapi", "brt serve"),
 }
 GEMM = 2048
-KEPT = "is kept for the next tensor"
-NO_KERNELS = "missing: torch does their work; install again with gcc on Linux, for a processor with AVX2"
+KEPT = "is kept for reuse"
+NO_KERNELS = "missing, torch is used instead; to build them, reinstall on Linux with gcc and an AVX2 processor"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +77,7 @@ def _facts() -> dict[str, dict[str, Any]]:
             "--device auto": f"{device}{'' if device.type == 'cpu' else f' ({torch.cuda.get_device_name(device)})'}",
             "--dtype auto": str(pick_dtype("auto", device)).removeprefix("torch."),
             "--dtype bfloat16": _bfloat16(device),
-            "freed memory": KEPT if kept else "goes back to the system: this C library decides",
+            "freed memory": KEPT if kept else "is returned to the system, as this C library decides",
             "kernels in C": "in use" if cpp.LIBRARY else NO_KERNELS,
         },
         "kernels": {
@@ -94,7 +94,7 @@ def _facts() -> dict[str, dict[str, Any]]:
 
 
 def _calls(row: Any) -> str:
-    """What calls a backend is for, in words."""
+    """Which calls a backend handles, as text."""
     dtypes = "/".join(str(dtype).removeprefix("torch.") for dtype in row.dtypes)
     return ", ".join(filter(None, (row.device.replace("any", "any device"), dtypes, row.sizes)))
 
@@ -117,12 +117,12 @@ def _bfloat16(device: Any) -> str:
 
 
 def _gemm_rate(device: Any) -> float:
-    """FLOP/s of a large product, the best of five."""
+    """FLOP/s of a large matrix product, best of five."""
     import torch
 
     from block_recurrent.bench.harness import best_seconds
 
     a, b = torch.randn(GEMM, GEMM, device=device), torch.randn(GEMM, GEMM, device=device)
     product = "matrix product"
-    best = best_seconds({product: lambda: (a @ b)[0, 0].item()}, rounds=5)  # item waits for a GPU
+    best = best_seconds({product: lambda: (a @ b)[0, 0].item()}, rounds=5)  # item() synchronizes with a GPU
     return 2 * GEMM**3 / best[product]

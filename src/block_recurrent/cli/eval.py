@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="a run's folder, a checkpoint's, or a name of 'brt models'; several"
+        "runs", nargs="+", metavar="RUN", help="run folders, checkpoints, or model names (see 'brt models')"
     )
     parser.add_argument(
-        "--data", nargs="+", required=True, metavar="DIR", help="prepared documents: one folder, or one for each run"
+        "--data", nargs="+", required=True, metavar="DIR", help="prepared data: one folder, or one per run"
     )
     parser.add_argument("--split", default="test", help="train, validation or test")
     parser.add_argument(
@@ -30,24 +30,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--clear-every",
         type=int,
         metavar="TOKENS",
-        help="reset the recurrent state every so many tokens; the window stays",
+        help="reset the recurrent state every N tokens, but keep the window",
     )
     add_json(parser)
-    parser.add_argument("--per-token", metavar="FILE", type=Path, help="write every token's loss, as .npz or .csv")
+    parser.add_argument("--per-token", metavar="FILE", type=Path, help="write the loss of every token, as .npz or .csv")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="cumulative cross-entropy of all runs: .html or .png")
-    parser.add_argument(
-        "--words", choices=("auto", "counted", "pg19"), default="auto", help="what words are counted by"
-    )
+    parser.add_argument("--words", choices=("auto", "counted", "pg19"), default="auto", help="how words are counted")
     add_weights_argument(parser)
     add_state_argument(parser)
     add_scoring_arguments(parser)
 
 
 def add_scoring_arguments(parser: argparse.ArgumentParser) -> None:
-    """What only changes how long it takes."""
-    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder")
-    parser.add_argument("--lanes", type=int, default=8, help="documents read side by side")
-    parser.add_argument("--chunk", type=int, help="tokens of one call per lane (default: the segment, or more)")
+    """Options that change only speed and memory use."""
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint folder")
+    parser.add_argument("--lanes", type=int, default=8, help="documents scored in parallel")
+    parser.add_argument("--chunk", type=int, help="tokens per lane and call (default: the segment, or more)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ...")
 
 
@@ -56,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if len(folders) != len(args.runs):
         raise ConfigError(f"--data has {len(folders)} folders for {len(args.runs)} runs: give one, or one for each run")
     if args.per_token and len(args.runs) > 1:
-        raise ConfigError("--per-token is the file of one run: give one run")
+        raise ConfigError("--per-token writes the losses of one run: give one run")
     _check_outputs(args)
     from block_recurrent.evaluate.show import describe, vocabulary_row, vocabulary_table
 
@@ -83,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load(name: str, args: argparse.Namespace, checkpoint: str | None = None) -> LoadedRun:
-    """The run, on the device asked for; says what the run has to say."""
+    """Load a run onto the requested device, and print its notes."""
     from block_recurrent.checkpoint import load_run, load_state
     from block_recurrent.runtime import pick_device
 
@@ -112,7 +110,7 @@ def _evaluate(name: str, folder: str, args: argparse.Namespace) -> tuple[LoadedR
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
-    """Errors before the work begins, rather than after it."""
+    """Raise errors before the work begins, rather than after it."""
     if args.per_token:
         from block_recurrent.evaluate.token_losses import check_path
 

@@ -1,4 +1,4 @@
-"""`brt export`: a run as a Hugging Face folder, or its weights as one safetensors file."""
+"""`brt export`: write a run as a Hugging Face folder, or its weights as one safetensors file."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="a run's folder, one of its checkpoints, or a name of 'brt models'")
+    parser.add_argument("run", help="a run folder, a checkpoint, or a model name (see 'brt models')")
     parser.add_argument(
         "folder", nargs="?", metavar="DIR", help="a new folder for AutoModelForCausalLM.from_pretrained (extra 'hf')"
     )
-    parser.add_argument("--out", metavar="FILE", help="instead: one file of weights, such as model.safetensors")
-    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder")
+    parser.add_argument("--out", metavar="FILE", help="write only the weights, to one file such as model.safetensors")
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint folder")
     add_overwrite(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     if bool(args.folder) == bool(args.out):
-        raise ConfigError("say where to: a folder for Hugging Face, or --out FILE for the weights alone")
+        raise ConfigError("no output given: name a folder for Hugging Face, or --out FILE for the weights only")
     check_outputs(args, "out")
     try:
         loaded = _export(args)
     except OSError as error:
         raise CheckpointError(f"'{args.folder or args.out}' can't be written: {error.strerror or error}") from None
     print_notes(loaded.notes)
-    print(f"step {loaded.checkpoint.step} of '{args.run}' is in '{args.folder or args.out}'")
+    print(f"step {loaded.checkpoint.step} of '{args.run}' was written to '{args.folder or args.out}'")
     return 0
 
 

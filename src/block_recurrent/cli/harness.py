@@ -1,4 +1,4 @@
-"""`brt harness`: tasks of lm-evaluation-harness with a run, its memory carried through whole texts."""
+"""`brt harness`: run tasks of lm-evaluation-harness, with the memory carried through whole documents."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from block_recurrent.errors import MissingExtraError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="a run's folder, one of its checkpoints, or a name of 'brt models'")
-    parser.add_argument("--books", metavar="DIR", help="a folder of texts: our task 'books'")
+    parser.add_argument("run", help="a run folder, a checkpoint, or a model name (see 'brt models')")
+    parser.add_argument("--books", metavar="DIR", help="a folder of text files for the task 'books'")
     parser.add_argument("--tasks", default="", metavar="A,B", help="tasks of the harness (default: none)")
-    parser.add_argument("--limit", type=int, help="only so many documents of each task")
-    parser.add_argument("--batch-size", type=int, default=1, help="texts side by side")
-    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder")
+    parser.add_argument("--limit", type=int, help="number of documents per task (default: all)")
+    parser.add_argument("--batch-size", type=int, default=1, help="texts per batch")
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint folder")
     add_json(parser)
 
 

@@ -1,4 +1,4 @@
-"""`brt headroom`: what a plain cache of the document would still save, and what the memory has taken of it."""
+"""`brt headroom`: how much a plain cache of the document would still save, and how much the memory already captures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run's folder, a checkpoint's, or a name of 'brt models'")
+    parser.add_argument("run", metavar="RUN", help="a run folder, a checkpoint, or a model name (see 'brt models')")
     parser.add_argument("--data", required=True, metavar="DIR", help="a prepared folder")
     parser.add_argument("--split", default="test", help="train, validation or test")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="only the first N tokens of the split")
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(model: BlockRecurrentLM, documents: list[NDArray[Any]], args: argparse.Namespace) -> list[Headroom]:
-    """With the state as it is, and, where there is one, with the state cleared at each segment."""
+    """With the state carried and, if the model has one, with the state cleared at each segment."""
     from block_recurrent.evaluate.headroom import measure_headroom
     from block_recurrent.evaluate.state_edits import clear_every
     from block_recurrent.io.progress import shown_progress
@@ -82,19 +82,19 @@ def _show(facts: dict[str, Any], readings: list[Headroom]) -> None:
     first = readings[0]
     print(f"{first.tokens:,} tokens, {facts['documents']} documents of split '{facts['split']}'")
     print(f"window {first.window:,} tokens, reach {first.reach:,} (window x layers)")
-    alone = "; its state cleared at each segment: ".join(f"{reading.bits_per_token:.4f}" for reading in readings)
+    alone = "; with the state cleared at each segment: ".join(f"{reading.bits_per_token:.4f}" for reading in readings)
     print(f"the model alone, bits per token: {alone}\n")
     _table("a cache saves, bits per token", [reading.bands() for reading in readings])
     _table("by distance", [reading.by_distance() for reading in readings])
     if facts["taken"]:
         said = ", ".join(f"{kind} {bits:.4f}" for kind, bits in facts["taken"].items())
-        print(f"taken by the memory, beyond the reach, bits per token: {said}\n")
+        print(f"captured by the memory, beyond the reach, bits per token: {said}\n")
     for term, text in facts["definitions"].items():
         print(f"{term}: {text}")
 
 
 def _table(title: str, columns: list[list[Band]]) -> None:
-    """A row per band: what caches save in each reading, and how often they have the token, which is the same in all."""
+    """A row per band: what caches save in each reading, and how often they contain the token (the same for all)."""
     head = [title, "unigram", "bigram", "unigram, cleared", "bigram, cleared"][: 1 + 2 * len(columns)]
     rows = [
         [

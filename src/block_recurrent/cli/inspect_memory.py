@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run of a rec- or feedback- system, or a name of 'brt models'")
+    parser.add_argument(
+        "run", metavar="RUN", help="a run of a rec- or feedback- system, or a model name (see 'brt models')"
+    )
     parser.add_argument(
         "text", metavar="TEXT", help="a text file, or - for standard input; with --data, the name of a document"
     )
     parser.add_argument("--data", metavar="DIR", help="a prepared folder to take the document from")
-    parser.add_argument("--tokens", type=int, default=20_000, help="read so many tokens at most")
-    parser.add_argument(
-        "--no-ablation", "--no-removal", action="store_true", help="leave out what taking state vectors away does"
-    )
+    parser.add_argument("--tokens", type=int, default=20_000, help="maximum number of tokens to read")
+    parser.add_argument("--no-ablation", "--no-removal", action="store_true", help="skip the ablation of state vectors")
     add_json(parser)
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write a page (.html) to look at")
-    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write an HTML page to open in a browser")
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint folder")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ...")
 
 

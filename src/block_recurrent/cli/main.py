@@ -1,7 +1,7 @@
-"""The command `brt`: a table of commands, each in a module of its own that is imported only when asked for.
+"""The command `brt`: a table of commands, each in its own module, which is imported only when it is run.
 
 A command module has `add_arguments(parser)` and `run(args)`. It imports torch inside `run`, never at the top, so that
-help and usage errors come at once.
+help and usage errors appear immediately.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from block_recurrent.allocator import keep_freed_memory
 from block_recurrent.errors import FAILURE, USAGE, BlockRecurrentError, did_you_mean, printable
 
 COMMANDS = {
-    # name: (module, what it does, an example)
-    "demo": ("demo", "all of it in five minutes, on text that every machine has", "brt demo"),
-    "models": ("models", "the models in the box, and their cards", "brt models show code"),
+    # name: (module, summary, example)
+    "demo": ("demo", "read, generate, train and resume in five minutes", "brt demo"),
+    "models": ("models", "list the bundled models, and show their cards", "brt models show code"),
     "train": (
         "train",
         "train a model, or resume training it",
@@ -31,27 +31,27 @@ COMMANDS = {
     "export": ("export", "write a run as a Hugging Face folder, or as one file", "brt export runs/first hf/first"),
     "eval": (
         "eval",
-        "bits per token, bits per byte and word-level perplexity of a run",
+        "compute bits per token, bits per byte and word-level perplexity of a run",
         "brt eval runs/first --data build/books --split test --json scores.json",
     ),
     "compare": (
         "compare",
-        "two runs, or one with and without its memory, token by token, as a report",
+        "compare two runs, or one with and without its memory, token by token",
         "brt compare runs/rec runs/slide --data build/books --out reports/rec-slide",
     ),
     "headroom": (
         "headroom",
-        "what a plain cache of the document would still save, and what the memory has taken of it",
+        "measure what a plain cache of the document would still save",
         "brt headroom runs/first --data build/books --split test",
     ),
     "inspect": (
         "inspect_memory",
-        "what the recurrent state does while a text is read",
+        "inspect the recurrent state while a text is read",
         "brt inspect runs/first book.txt --out memory.html",
     ),
     "harness": (
         "harness",
-        "tasks of lm-evaluation-harness, with whole texts in memory",
+        "run tasks of lm-evaluation-harness on whole documents",
         "brt harness runs/first --books books/",
     ),
     "recall": (
@@ -61,12 +61,12 @@ COMMANDS = {
     ),
     "tasks": (
         "tasks",
-        "memory tasks with published numbers: copy, recall, regular languages, needles",
+        "train and measure memory tasks: copy, recall, regular languages, needles",
         "brt tasks run copy-24 --system rec-fixed-skip --against slide-plus --out build/tasks",
     ),
     "read": (
         "read",
-        "read a text once, and keep its memory in a file",
+        "read a text once, and save its memory to a file",
         "brt read runs/first book.txt --memory book.memory",
     ),
     "write": (
@@ -76,37 +76,37 @@ COMMANDS = {
     ),
     "score": (
         "score",
-        "how well a text is predicted from a memory",
+        "score a text, given a memory",
         "brt score runs/first next.txt --memory book.memory",
     ),
-    "memory": ("memory", "look at memory files, compare them, set them back", "brt memory info book.memory"),
+    "memory": ("memory", "inspect, compare and rewind memory files", "brt memory info book.memory"),
     "serve": (
         "serve",
-        "models behind HTTP: completions, memories by name, and a page",
+        "serve models over HTTP: completions, named memories, and a web page",
         "brt serve runs/first --memories memories",
     ),
-    "data": ("data", "prepare documents, look at them, check them", "brt data prepare books/ --out build/books"),
+    "data": ("data", "prepare, inspect and verify documents", "brt data prepare books/ --out build/books"),
     "tokenizer": (
         "tokenizer",
-        "train a vocabulary of your own",
+        "train a tokenizer",
         "brt tokenizer train --vocab-size 8000 --out books.model books/",
     ),
     "reproduce": (
         "reproduce",
-        "a table of the paper, at a size that this machine can train",
+        "reproduce a table of the paper at a small size",
         "brt reproduce table1 --size tiny --data build/books --budget 20",
     ),
-    "bench": ("bench", "measure speed, side by side", "brt bench data"),
+    "bench": ("bench", "run benchmarks", "brt bench data"),
     "presets": ("presets", "list the systems and sizes of the paper", "brt presets --size tiny"),
     "doctor": ("doctor", "show hardware and the settings chosen", "brt doctor"),
-    "completion": ("completion", "complete commands with the tab key", "brt completion bash > ~/.brt && . ~/.brt"),
+    "completion": ("completion", "print a script for tab completion", "brt completion bash > ~/.brt && . ~/.brt"),
 }
 
 INTERRUPTED = 130
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line: what was wrong, what may have been meant, and where help is."""
+    """An ArgumentParser with one-line errors: what was wrong, a suggestion, and where to find help."""
 
     def error(self, message: str) -> NoReturn:
         message = re.sub(r" \(choose from .*\)$", "", message) if "invalid choice" in message else message
@@ -116,7 +116,7 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: error: {printable(message)}; see '{self.prog} --help'\n")
 
     def _known(self, flags: bool) -> list[str]:
-        """The flags, or the choices, of this command and of those below it."""
+        """The flags, or the choices, of this command and of its subcommands."""
         known: list[str] = []
         for action in self._actions:
             known += [*action.option_strings] if flags else [*map(str, action.choices or ())]
@@ -126,7 +126,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Says every default that is not said already."""
+    """Adds the default to every help text that does not mention it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help or ""
@@ -135,7 +135,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class _Terminal:
-    """Standard output as a terminal may see it: texts of others can't command it."""
+    """Standard output with control characters escaped: untrusted text can't send commands to the terminal."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -158,13 +158,13 @@ def _overview() -> str:
         "",
         *(f"  {name:{width}}  {summary}" for name, (_, summary, _) in COMMANDS.items()),
         "",
-        "'brt COMMAND --help' says more, with an example. 'brt --version' prints the version.",
+        "'brt COMMAND --help' shows the options and an example. 'brt --version' prints the version.",
     ]
     return "\n".join(lines)
 
 
 def dispatch(argv: Sequence[str]) -> int:
-    """Run one command; errors of ours are raised."""
+    """Run one command; raises BlockRecurrentError."""
     if argv and argv[0] == "help" and len(argv) > 1:
         argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
@@ -203,9 +203,9 @@ def parser_of(name: str) -> OneLineParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 2 for wrong usage, 1 for what failed, each with one line on stderr."""
+    """Run one command; returns the exit code: 2 for wrong usage, 1 for a failure, each with one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # whatever the locale: names and texts hold any character
+        if isinstance(stream, io.TextIOWrapper):  # in any locale: names and texts may contain any character
             stream.reconfigure(errors="backslashreplace")
     if sys.stdout.isatty():
         sys.stdout = _Terminal(sys.stdout)
@@ -219,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("brt: stopped", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output (`brt ... | head`) has gone: nothing to say, and nobody to say it to.
+        # The reader of the output (`brt ... | head`) has exited: there is nothing to report.
         _discard_output()
         return 0
     except (OSError, MemoryError, RuntimeError) as error:
@@ -230,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _failed(f"{error.strerror or error}{named}", FAILURE)
         if not is_full:
             raise
-        return _failed("there is not enough memory for this: choose a smaller model, fewer lanes or beams", FAILURE)
+        return _failed("out of memory: choose a smaller model, fewer lanes or fewer beams", FAILURE)
 
 
 def _failed(message: str, code: int) -> int:
@@ -239,7 +239,7 @@ def _failed(message: str, code: int) -> int:
 
 
 def _discard_output() -> None:
-    """Output that can't be written must not be tried again at exit."""
+    """Prevents a second attempt to write the output at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -1,4 +1,4 @@
-"""`brt memory`: what is in a memory file, how far two are apart, and back to an earlier place."""
+"""`brt memory`: inspect, compare and rewind memory files."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ from block_recurrent.io.output import print_table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    info = commands.add_parser("info", help="whose memory it is, and of what text", allow_abbrev=False)
+    info = commands.add_parser("info", help="print the model and text that a memory belongs to", allow_abbrev=False)
     info.add_argument("file", help="a memory file")
     info.add_argument(
         "--text",
         metavar="FILE",
-        help="also check that this is the text that was read (- is standard input); exit code 1 if not",
+        help="also check that this is the text that was read (- for standard input); exit code 1 if not",
     )
     add_json(info)
-    diff = commands.add_parser("diff", help="how far two memories are apart, per layer", allow_abbrev=False)
+    diff = commands.add_parser("diff", help="print the distance between two memories, per layer", allow_abbrev=False)
     diff.add_argument("a", help="a memory file")
-    diff.add_argument("b", help="another, of the same model")
+    diff.add_argument("b", help="another memory file of the same model")
     add_json(diff)
-    rewind = commands.add_parser("rewind", help="set a memory back to a checkpoint of its trail", allow_abbrev=False)
+    rewind = commands.add_parser("rewind", help="restore a memory from a checkpoint of its trail", allow_abbrev=False)
     rewind.add_argument("file", help="a memory file")
-    rewind.add_argument("--to", type=int, metavar="POSITION", help="tokens at the checkpoint (default: list them)")
-    rewind.add_argument("--out", type=Path, metavar="FILE", help="keep the file, and write the earlier memory here")
+    rewind.add_argument(
+        "--to",
+        type=int,
+        metavar="POSITION",
+        help="position of the checkpoint, in tokens (default: list the checkpoints)",
+    )
+    rewind.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the restored memory here, instead of replacing the file"
+    )
     rewind.set_defaults(json=None)
 
 
@@ -50,7 +57,7 @@ def _info(args: argparse.Namespace) -> int:
         shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
         print(f"{name.replace('_', ' '):{width}}  {shown}")
     if args.text and not facts["is_memory_of_text"]:
-        raise FileFormatError(f"'{args.file}' is the memory of another text than '{args.text}'")
+        raise FileFormatError(f"'{args.file}' is not the memory of '{args.text}'")
     return 0
 
 
@@ -90,5 +97,5 @@ def _rewind(args: argparse.Namespace) -> int:
         return 0
     with locked(path.parent):
         rewind(path, args.to, args.out or path)
-    print(f"'{args.out or path}' stands at {args.to:,} tokens")
+    print(f"'{args.out or path}' was rewound to {args.to:,} tokens")
     return 0

@@ -1,4 +1,4 @@
-"""`brt models`: the models in the box, their cards, and how a run becomes one."""
+"""`brt models`: list the bundled models, show their cards, and pack a run as one."""
 
 from __future__ import annotations
 
@@ -13,38 +13,40 @@ from block_recurrent.io.output import print_table
 EVALUATIONS = {
     "memory": "JSON of 'brt eval' on held-out documents",
     "cleared": "the same with --clear-every SEGMENT",
-    "twin": "JSON of 'brt eval' of the twin without recurrence, of equal cost and tokens, on the same documents",
+    "twin": "JSON of 'brt eval' on the same documents, for a twin without recurrence of equal cost and tokens",
     "headroom": "JSON of 'brt headroom'",
-    "needle": "JSON object of recall by distance",
+    "needle": "JSON object with recall by distance",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(action=_list, overwrite=False)
     add_json(parser)
-    commands = parser.add_subparsers(metavar="COMMAND", title="commands (none: list the models)")
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands (default: list the models)")
     show = commands.add_parser("show", help="print the card of a model", allow_abbrev=False)
-    show.add_argument("name", help="a name that 'brt models' lists, or the folder of a packed model")
-    show.add_argument("--json", nargs="?", const="-", metavar="FILE", help="the card as JSON; '-' or no FILE: print it")
+    show.add_argument("name", help="a name listed by 'brt models', or the folder of a packed model")
+    show.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="write the card as JSON to FILE; '-' or no FILE: print it"
+    )
     show.set_defaults(action=_show)
-    what = "make a model for the box of a run: bfloat16 weights, tokenizer and card in one folder"
+    what = "pack a run: bfloat16 weights, tokenizer and model card in one folder"
     example = "example: brt models pack runs/long --name code --out code --about about.toml --memory eval.json"
     pack = commands.add_parser("pack", help=what, description=what, epilog=example, allow_abbrev=False)
-    pack.add_argument("run", metavar="RUN", help="a run's folder, one of its checkpoints, or a name of 'brt models'")
-    pack.add_argument("--name", required=True, help="what the model is called")
-    pack.add_argument("--out", required=True, type=Path, metavar="DIR", help="the folder to make")
-    pack.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder")
+    pack.add_argument("run", metavar="RUN", help="a run folder, a checkpoint, or a model name (see 'brt models')")
+    pack.add_argument("--name", required=True, help="name of the model")
+    pack.add_argument("--out", required=True, type=Path, metavar="DIR", help="output folder")
+    pack.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint folder")
     pack.add_argument(
         "--about",
         type=Path,
         metavar="FILE",
-        help="TOML: summary, data, licence, command (texts), limits (texts), samples (title and text)",
+        help="TOML: summary, data, licence, command (strings), limits (strings), samples (title and text)",
     )
-    pack.add_argument("--data", type=Path, metavar="DIR", help="the prepared data: its documents are listed")
+    pack.add_argument("--data", type=Path, metavar="DIR", help="the prepared data, to list its documents in the card")
     for name, text in EVALUATIONS.items():
         pack.add_argument(f"--{name}", type=Path, metavar="FILE", help=text)
-    pack.add_argument("--most-mb", type=float, default=12.0, metavar="MB", help="what the folder may weigh")
-    pack.add_argument("--overwrite", action="store_true", help="replace a model that is there")
+    pack.add_argument("--most-mb", type=float, default=12.0, metavar="MB", help="maximum size of the folder")
+    pack.add_argument("--overwrite", action="store_true", help="replace an existing model")
     pack.set_defaults(action=_pack)
 
 
@@ -63,11 +65,11 @@ def _list(args: argparse.Namespace) -> int:
     if args.json == "-":
         return 0
     if not cards:
-        print("there is no model in the box: this package was built without; 'brt models pack' makes one of a run")
+        print("no bundled models: this package was built without them; 'brt models pack' packs a run as one")
         return 0
     head = ["name", "MB", "parameters", "licence", "bits per byte", "state cleared", "twin", "tokens", "what"]
     print_table(head, [_row(name, card, sizes[name]) for name, card in cards.items()])
-    print("'brt models show NAME' prints the card. A name serves wherever a run or a tokenizer is asked for.")
+    print("'brt models show NAME' prints the card. A name works wherever a command takes a run or a tokenizer.")
     return 0
 
 
@@ -91,7 +93,7 @@ def _show(args: argparse.Namespace) -> int:
 
 def _pack(args: argparse.Namespace) -> int:
     if not args.name.replace("-", "").isalnum():
-        raise ConfigError(f"--name is '{args.name}': letters, digits and dashes only, it must not look like a path")
+        raise ConfigError(f"--name is '{args.name}': letters, digits and dashes only, not a path")
     if args.out.exists() and not args.overwrite:
         raise ConfigError(f"'{args.out}' exists: give --overwrite to replace it, or another --out")
     from block_recurrent.checkpoint import load_run
@@ -104,5 +106,5 @@ def _pack(args: argparse.Namespace) -> int:
     files = {name: path for name in EVALUATIONS if (path := getattr(args, name)) is not None}
     card = make_card(args.name, loaded, locate(args.run)[0], args.about, args.data, files)
     size = pack(loaded, card, args.out, round(args.most_mb * 1e6))
-    print(f"step {loaded.checkpoint.step} of '{args.run}' is in '{args.out}' ({size / 1e6:.1f} MB)")
+    print(f"step {loaded.checkpoint.step} of '{args.run}' was written to '{args.out}' ({size / 1e6:.1f} MB)")
     return 0

@@ -1,4 +1,4 @@
-"""What is the same in every command that gives something out: `--json`, `--overwrite`, notes, and sizes."""
+"""Output that all commands share: `--json`, `--overwrite`, notes, and sizes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from block_recurrent.io.output import write_file
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """What a user should know, beside the output."""
+    """Print notes to standard error, separate from the output."""
     for note in notes:
         print(f"brt: note: {printable(note)}", file=sys.stderr)
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that suits them."""
+    """A number of bytes in a readable unit."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if count >= unit:
             return f"{count / unit:,.1f} {name}"
@@ -31,7 +31,11 @@ def size(count: float) -> str:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """`--json` means the same in every command."""
     parser.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="write JSON to FILE; '-' or no FILE: print it, and no text"
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write JSON to FILE; '-' or no FILE: print JSON instead of text",
     )
     add_overwrite(parser)
 
@@ -41,7 +45,7 @@ def add_overwrite(parser: argparse.ArgumentParser) -> None:
 
 
 def give_json(args: argparse.Namespace, value: Any) -> None:
-    """To where `--json` says, if it was given."""
+    """Write JSON as `--json` says, if it was given."""
     text = json.dumps(value, indent=1, default=str) if args.json else ""
     if args.json == "-":
         print(text)
@@ -50,7 +54,7 @@ def give_json(args: argparse.Namespace, value: Any) -> None:
 
 
 def check_outputs(args: argparse.Namespace, *names: str) -> None:
-    """Before the work begins: an error if a file of these arguments can't be written, or would replace another."""
+    """Before the work begins: raise an error if an output file can't be written, or would replace another."""
     for path in (Path(value) for name in names if (value := getattr(args, name, None)) and value != "-"):
         parent = path.absolute().parent
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""`brt presets`: the systems and sizes of the paper, and what each costs."""
+"""`brt presets`: list the systems and sizes of the paper, with their costs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
             for row in rows
         ),
     )
-    print(f"\nvocabulary {args.vocab_size}; FLOPs of a training step, logits included; memory in float32")
+    print(f"\nvocabulary {args.vocab_size}; FLOPs per training step, including logits; memory in float32")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`brt read`: read a book once, and keep its memory in a small file."""
+"""`brt read`: read a text once, and save its memory to a small file."""
 
 from __future__ import annotations
 
@@ -20,29 +20,35 @@ INTERRUPTED = 130
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
-    parser.add_argument(
-        "text", nargs="+", help="UTF-8 text files, read one after the other as one document; - is standard input"
-    )
+    parser.add_argument("text", nargs="+", help="UTF-8 text files, read in order as one document; - for standard input")
     parser.add_argument("--memory", required=True, metavar="FILE", help="the memory file to write")
     parser.add_argument("--from", dest="earlier", metavar="FILE", help="start from this memory file")
     add_overwrite(parser)
-    parser.add_argument("--trail", type=int, default=0, metavar="N", help="keep N checkpoints on the way (default: 0)")
     parser.add_argument(
-        "--trail-every", type=int, default=65536, metavar="N", help="tokens between them, at least (default: 65536)"
+        "--trail", type=int, default=0, metavar="N", help="keep N checkpoints of the memory while reading (default: 0)"
+    )
+    parser.add_argument(
+        "--trail-every",
+        type=int,
+        default=65536,
+        metavar="N",
+        help="minimum number of tokens between checkpoints (default: 65536)",
     )
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which model: the same for every command that reads or writes."""
-    parser.add_argument("run", help="a run's folder, one of its checkpoints, or a name of 'brt models'")
-    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder")
+    """The options that choose a model, shared by all commands that read or generate."""
+    parser.add_argument("run", help="a run folder, a checkpoint, or a model name (see 'brt models')")
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint folder")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ...")
     add_weights_argument(parser)
     add_state_argument(parser)
 
 
 def add_state_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--state", metavar="FILE", help="begin documents with this state ('brt train --tune state')")
+    parser.add_argument(
+        "--state", metavar="FILE", help="start documents from this state (made by 'brt train --tune state')"
+    )
 
 
 def add_weights_argument(parser: argparse.ArgumentParser) -> None:
@@ -50,13 +56,13 @@ def add_weights_argument(parser: argparse.ArgumentParser) -> None:
         "--weights",
         choices=("float32", "bfloat16", "int8"),
         default="float32",
-        help="precision of the weights: smaller ones decode faster and predict a little worse",
+        help="precision of the weights: lower precision decodes faster and predicts slightly worse",
     )
     parser.add_argument("--int8", dest="weights", action="store_const", const="int8", help="the same as --weights int8")
 
 
 def open_session(args: argparse.Namespace, memory: str | None) -> Session:
-    """The session to work with; says on stderr what the run has to say."""
+    """Open the session, and print the notes of the run on stderr."""
     from block_recurrent.inference.open_session import session_of_run
 
     session, notes = session_of_run(args.run, args.checkpoint, args.device, args.weights, memory, args.state)
@@ -65,7 +71,7 @@ def open_session(args: argparse.Namespace, memory: str | None) -> Session:
 
 
 def check_memory_target(path: str, source: str | None, overwrite: bool) -> None:
-    """An error if a memory can't be written there; only the file that is started from is replaced without asking."""
+    """Raise an error if a memory can't be written there; only the file given by `--from` is replaced without asking."""
     from block_recurrent.inference.session_file import check_target
 
     check_target(Path(path))
@@ -87,17 +93,17 @@ def run(args: argparse.Namespace) -> int:
     save_session(session, Path(args.memory), trail.to_notes())
     print(
         f"read {count:,} tokens in {seconds:.1f} s ({count / max(seconds, 1e-9):,.0f} tokens/s), {session.position:,} "
-        f"in all; the memory is in '{args.memory}' ({size(Path(args.memory).stat().st_size)})"
+        f"in total; the memory is in '{args.memory}' ({size(Path(args.memory).stat().st_size)})"
     )
     if stopped is None:
         return 0
-    print(f"stopped: to go on, read the text from byte {stopped:,} with --from '{args.memory}'", file=sys.stderr)
+    print(f"stopped: to resume, read the text from byte {stopped:,} with --from '{args.memory}'", file=sys.stderr)
     return INTERRUPTED
 
 
 def _read(session: Session, args: argparse.Namespace) -> tuple[Trail, int | None]:
-    """Read the texts; returns the checkpoints on the way, and None, or if it was stopped by Ctrl-C, how many bytes have
-    been read. The session stands between two pieces then."""
+    """Read the texts; returns the checkpoints and None or, if Ctrl-C stopped it, the number of bytes that have been
+    read. The session is then between two pieces."""
     from block_recurrent.inference.text_input import read_text
     from block_recurrent.inference.trail import Trail, save_checkpoint
 
@@ -116,9 +122,9 @@ def _read(session: Session, args: argparse.Namespace) -> tuple[Trail, int | None
 
 
 def _check_texts(paths: list[str]) -> None:
-    """A wrong name is found before hours of reading, not after."""
+    """Finds a wrong name before hours of reading, not after."""
     for path in (path for path in paths if path != "-"):
         if not Path(path).is_file():
-            raise DataError(f"there is no text file '{path}'")
+            raise DataError(f"text file '{path}' does not exist")
         if Path(path).stat().st_size == 0:
             raise DataError(f"'{path}' is empty: there is nothing to read")

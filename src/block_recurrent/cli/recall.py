@@ -1,4 +1,4 @@
-"""`brt recall`: can this system remember a name? Trains it on planted names and measures recall by distance."""
+"""`brt recall`: train a system on planted names, and measure recall by distance."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ STOPPED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system", default="rec-fixed-skip", help=f"what to train: {', '.join(SYSTEMS)}")
-    parser.add_argument("--against", default="slide-plus", help="a system to hold it against, or 'none'")
-    parser.add_argument("--size", default="micro", help=f"how large: {', '.join(SIZES)}")
-    parser.add_argument("--out", required=True, metavar="DIR", type=Path, help="folder of runs, documents and plots")
-    parser.add_argument("--names", type=int, default=16, help="names to choose from (16: chance is 4 bits)")
-    parser.add_argument("--distance", type=int, default=2048, help="the longest distance, in tokens")
+    parser.add_argument("--system", default="rec-fixed-skip", help=f"the system to train: {', '.join(SYSTEMS)}")
+    parser.add_argument("--against", default="slide-plus", help="a system to compare it with, or 'none'")
+    parser.add_argument("--size", default="micro", help=f"model size: {', '.join(SIZES)}")
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", type=Path, help="output folder for runs, documents and plots"
+    )
+    parser.add_argument("--names", type=int, default=16, help="number of different names (with 16, chance is 4 bits)")
+    parser.add_argument("--distance", type=int, default=2048, help="maximum distance, in tokens")
     parser.add_argument("--documents", type=int, default=64, help="documents to measure on")
-    parser.add_argument("--steps", type=int, default=2000, help="updates at most")
+    parser.add_argument("--steps", type=int, default=2000, help="maximum number of updates")
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate")
-    parser.add_argument("--gate-rate", type=float, default=10.0, help="times the rate for gate biases")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and documents")
-    parser.add_argument("--threads", type=int, default=1, help="processor threads; micro models gain nothing by 2")
+    parser.add_argument("--gate-rate", type=float, default=10.0, help="factor on the learning rate of gate biases")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of weights and documents")
+    parser.add_argument("--threads", type=int, default=1, help="processor threads; micro models do not benefit from 2")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise DataError(f"can't write to '{args.out}': {error.strerror or error}") from None
     if found is None:
-        print("stopped; the same command goes on", file=sys.stderr)
+        print("stopped; rerun the same command to resume", file=sys.stderr)
         return STOPPED
     write_json(args.out / "recall.json", found)
     print(describe_recall(found))
@@ -71,5 +73,5 @@ def run(args: argparse.Namespace) -> int:
     if has_matplotlib():
         write_chart(args.out / "recall.png", recall_chart(found))
         written.append("recall.png")
-    print(f"wrote {', '.join(written)} in {args.out}; runs and documents are there too, for 'brt compare'")
+    print(f"wrote {', '.join(written)} in {args.out}, along with runs and documents for 'brt compare'")
     return 0

@@ -1,4 +1,4 @@
-"""`brt reproduce`: a table of the paper at a size that this machine can train."""
+"""`brt reproduce`: reproduce a table of the paper at a size that this machine can train."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from block_recurrent.studies.paper_tables import TABLES
 STOPPED = 130
 COMPARED = ("rec-fixed-skip", "slide-plus")
 NOTE = (
-    "All runs: the same documents in the same order, the same tokens, the same recipe; bits per token of the whole "
-    "test split, whole documents, memory carried. deviation: over seeds. step time: of training, relative to "
-    "slide-plus (or to the first row). state gain: bits per token that carrying the recurrent state is worth on a "
-    "validation batch. paper: its bits per token, of models of 150M parameters trained on PG19."
+    "All runs use the same documents in the same order, the same tokens and the same recipe. bits per token: of the "
+    "test split, memory carried through whole documents. deviation: over seeds. step time: of training, relative to "
+    "slide-plus (or the first row). state gain: bits per token saved by carrying the recurrent state, on a "
+    "validation batch. paper: the paper's bits per token, for models of 150M parameters trained on PG19."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", choices=TABLES, help="; ".join(f"{name}: {what}" for name, what in TABLES.items()))
     parser.add_argument(
-        "--data", nargs="+", required=True, metavar="DIR", help="a prepared folder (several: vocabularies)"
+        "--data", nargs="+", required=True, metavar="DIR", help="a prepared folder (several to compare vocabularies)"
     )
     parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)}")
     parser.add_argument(
@@ -35,21 +35,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=20.0,
         metavar="MINUTES",
-        help="of training, for each run; validation and scoring come on top",
+        help="minutes of training per run, excluding validation and scoring",
     )
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each model; more can follow later")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per model; more can be added later")
     parser.add_argument(
-        "--systems", metavar="A,B", help="only these systems of the table; others can follow later (default: all)"
+        "--systems", metavar="A,B", help="only these systems of the table; others can be added later (default: all)"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the study's folder (default: runs/TABLE-SIZE)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="output folder (default: runs/TABLE-SIZE)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="for all runs (repeatable)"
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="a setting for all runs (repeatable)"
     )
-    parser.add_argument("--no-report", action="store_true", help="don't compare the two main systems token by token")
+    parser.add_argument(
+        "--no-report", action="store_true", help="skip the token-by-token comparison of the two main systems"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    preset(COMPARED[0], args.size)  # says so if there is no such size
+    preset(COMPARED[0], args.size)  # raises an error if the size does not exist
     if not args.budget > 0:
         raise ConfigError(f"--budget is {args.budget}: it must be more than 0 minutes")
     if args.seeds < 1:
@@ -81,7 +83,7 @@ def _write_results(out: Path, table: str, found: dict[str, Any], lines: tuple[li
     command = shlex.join(["brt", *sys.argv[1:]])
     result = {"command": command, **found, "machine": machine(), "versions": versions()}
     write_json(out / f"{table}.json", result)
-    text = f"`{command}`: {found['steps']} steps a run.\n\n{markdown(head, rows)}\n{NOTE}\n"
+    text = f"`{command}`: {found['steps']} steps per run.\n\n{markdown(head, rows)}\n{NOTE}\n"
     write_file(out / f"{table}.md", text)
     print(f"wrote {table}.json and {table}.md in {out}")
     _curves(out, table, found)
@@ -98,7 +100,7 @@ def _curves(out: Path, table: str, found: dict[str, Any]) -> None:
 
 
 def _report(args: argparse.Namespace, out: Path, found: dict[str, Any]) -> None:
-    """The two main systems token by token, where the table has them."""
+    """Compare the two main systems token by token, if the table has them."""
     from block_recurrent.cli.main import dispatch
 
     runs = [out / "runs" / f"{system}-seed0" for system in COMPARED]

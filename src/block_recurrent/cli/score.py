@@ -1,4 +1,4 @@
-"""`brt score`: how well a text is predicted from a memory."""
+"""`brt score`: score a text, given a memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from block_recurrent.errors import ConfigError, DataError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
-    parser.add_argument("--memory", metavar="FILE", help="the memory to start from (default: nothing read)")
-    parser.add_argument("text", nargs="?", metavar="TEXT", help="the UTF-8 text file to score; - is standard input")
-    parser.add_argument("--text", dest="text_option", metavar="FILE", help="the same")
+    parser.add_argument("--memory", metavar="FILE", help="the memory to start from (default: an empty memory)")
+    parser.add_argument("text", nargs="?", metavar="TEXT", help="the UTF-8 text file to score; - for standard input")
+    parser.add_argument("--text", dest="text_option", metavar="FILE", help="the text file, as an option")
     add_json(parser)
 
 

@@ -1,4 +1,4 @@
-"""`brt serve`: models behind HTTP, with a page. Only this machine can ask, unless a key is given."""
+"""`brt serve`: serve models over HTTP, with a web page. Only this machine can connect, unless a key is given."""
 
 from __future__ import annotations
 
@@ -14,29 +14,33 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SHORTEST_KEY = 16
 # Options of Limits: flag -> help.
 LIMITS = {
-    "--lanes": "texts that are written at once (default: 16)",
-    "--waiting": "further texts, readings and scores that may wait (default: 64)",
-    "--prompt-bytes": "of a request (default: 1 MiB)",
-    "--text-bytes": "of a text that becomes a memory (default: 64 MiB)",
-    "--max-tokens": "that one request may have written (default: 8192)",
-    "--memories-at-most": "memories that are kept (default: 256)",
-    "--trail": "checkpoints of each memory, each of which takes as much disk as the memory (default: 8)",
-    "--trail-every": "tokens from checkpoint to checkpoint while reading (default: 4096)",
-    "--seconds": "that one request may take (default: 3600)",
+    "--lanes": "texts generated at the same time (default: 16)",
+    "--waiting": "requests that may wait in the queue (default: 64)",
+    "--prompt-bytes": "maximum size of a request (default: 1 MiB)",
+    "--text-bytes": "maximum size of a text to read into a memory (default: 64 MiB)",
+    "--max-tokens": "maximum number of tokens that one request may generate (default: 8192)",
+    "--memories-at-most": "maximum number of memories (default: 256)",
+    "--trail": "checkpoints per memory, each as large on disk as the memory (default: 8)",
+    "--trail-every": "tokens between checkpoints while reading (default: 4096)",
+    "--seconds": "time limit of a request (default: 3600)",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "runs", nargs="+", metavar="run", help="runs' folders, checkpoints of them, or names of 'brt models'"
+        "runs", nargs="+", metavar="run", help="run folders, checkpoints, or model names (see 'brt models')"
     )
     parser.add_argument(
-        "--memories", type=Path, default=Path("memories"), metavar="DIR", help="where memories are kept"
+        "--memories", type=Path, default=Path("memories"), metavar="DIR", help="folder for saved memories"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others need a key (127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; any other than the default needs a key (default: 127.0.0.1)",
+    )
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 chooses a free one (default: 8000)")
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="a file with the key that clients must send")
-    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder (default: last)")
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint folder (default: last)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default: auto)")
     add_weights_argument(parser)
     for flag, text in LIMITS.items():
@@ -47,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     key = _key(args.api_key_file)
     if args.host not in LOOPBACK and key is None:
         raise ConfigError(
-            f"--host is {args.host}: other machines could ask, so give --api-key-file, a file with a secret key"
+            f"--host is {args.host}: other machines could connect, so give --api-key-file, a file with a secret key"
         )
     try:
         import uvicorn
@@ -67,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
         for note in notes:
             print(f"brt: note: {note}", file=sys.stderr)
     app = make_app(models, args.memories, limits, key, args.host)
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every client who leaves in the middle
-    # No access log: it would hold what clients ask for. /metrics counts.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns about every client that disconnects
+    # No access log: it would contain what clients request. /metrics has counters.
     config = uvicorn.Config(
         app, host=args.host, port=args.port, log_level="warning", access_log=False, timeout_graceful_shutdown=5
     )

@@ -1,4 +1,4 @@
-"""`brt tasks`: memory tasks with published numbers, trained from nothing and measured."""
+"""`brt tasks`: train models from scratch on memory tasks with published results, and measure them."""
 
 from __future__ import annotations
 
@@ -19,45 +19,53 @@ if TYPE_CHECKING:
 
 STOPPED = 130
 OTHERS = {
-    "recall": "planted names by distance, as 'brt recall'; accuracy is given in bits",
+    "recall": "planted names by distance, as in 'brt recall'; measured in bits",
     "needle": "a sentence planted in books, for a trained model: --run RUN --data BOOK...",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = commands.add_parser("list", help="all tasks", epilog="example: brt tasks list", allow_abbrev=False)
+    listing = commands.add_parser("list", help="list all tasks", epilog="example: brt tasks list", allow_abbrev=False)
     add_json(listing)
     example = "brt tasks run copy-24 --system rec-fixed-skip --against slide-plus --size tiny --out build/tasks"
     run = commands.add_parser(
         "run", help="train systems on tasks, and measure them", epilog=f"example: {example}", allow_abbrev=False
     )
-    run.add_argument("names", nargs="+", metavar="NAME", help="tasks; 'brt tasks list' names all")
-    run.add_argument("--system", default="rec-fixed-skip", help=f"what to train: {', '.join(SYSTEMS)}")
-    run.add_argument("--against", nargs="+", default=[], metavar="SYSTEM", help="taught exactly the same")
-    run.add_argument("--size", default="micro", help=f"how large: {', '.join(SIZES)}; micro also makes short examples")
-    run.add_argument("--seeds", type=int, default=1, metavar="K", help="runs of each model; more can follow later")
+    run.add_argument("names", nargs="+", metavar="NAME", help="tasks; see 'brt tasks list'")
+    run.add_argument("--system", default="rec-fixed-skip", help=f"the system to train: {', '.join(SYSTEMS)}")
+    run.add_argument(
+        "--against",
+        nargs="+",
+        default=[],
+        metavar="SYSTEM",
+        help="systems to train in exactly the same way, for comparison",
+    )
+    run.add_argument(
+        "--size", default="micro", help=f"model size: {', '.join(SIZES)}; micro also uses shorter examples"
+    )
+    run.add_argument("--seeds", type=int, default=1, metavar="K", help="runs per model; more can be added later")
     run.add_argument(
         "--budget",
         type=float,
         metavar="MINUTES",
-        help="of training at most, for each run, by the first system's time (default: the task's own steps)",
+        help="maximum minutes of training per run, by the speed of the first system (default: the steps of the task)",
     )
-    run.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder of runs and results")
-    run.add_argument("--threads", type=int, default=1, help="processor threads; small models gain little by 2")
+    run.add_argument("--out", required=True, type=Path, metavar="DIR", help="output folder for runs and results")
+    run.add_argument("--threads", type=int, default=1, help="processor threads; small models hardly benefit from 2")
     run.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="SECTION.KEY=VALUE",
-        help="of the task (task.steps, task.levels, ...) or of all models (model.num_states, ...); repeatable",
+        help="a setting of the task (task.steps, ...) or of all models (model.num_states, ...); repeatable",
     )
     needle = run.add_argument_group("needle")
-    needle.add_argument("--run", metavar="RUN", help="a trained run's folder, or one of its checkpoints")
+    needle.add_argument("--run", metavar="RUN", help="the folder of a trained run, or a checkpoint")
     needle.add_argument("--data", nargs="+", default=[], metavar="BOOK", help="books: UTF-8 text files")
     needle.add_argument("--needle", metavar="TEXT", help="the sentence to plant, with {answer} in it")
-    needle.add_argument("--question", metavar="TEXT", help="what the answer follows")
-    needle.add_argument("--answers", metavar="A,B", help="answers to choose from, as they follow the question")
+    needle.add_argument("--question", metavar="TEXT", help="the text that precedes the answer")
+    needle.add_argument("--answers", metavar="A,B", help="possible answers, as they follow the question")
     needle.add_argument("--distances", metavar="N,M", help="tokens of the book between needle and question")
     add_json(run)
 
@@ -94,8 +102,10 @@ def _run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--budget is {args.budget}: it must be more than 0 minutes")
     systems = list(dict.fromkeys([args.system, *args.against]))
     for system in systems:
-        preset(system, args.size)  # says so if there is no such system or size
-    works = [(name, _work(name, args, systems)) for name in dict.fromkeys(args.names)]  # errors before the first begins
+        preset(system, args.size)  # raises an error if the system or size does not exist
+    works = [
+        (name, _work(name, args, systems)) for name in dict.fromkeys(args.names)
+    ]  # raises errors before training begins
     import torch
 
     torch.set_num_threads(args.threads)
@@ -106,14 +116,14 @@ def _run(args: argparse.Namespace) -> int:
         except OSError as error:
             raise DataError(f"can't write to '{args.out}': {error.strerror or error}") from None
         if found[name] is None:
-            print("stopped; the same command goes on", file=sys.stderr)
+            print("stopped; rerun the same command to resume", file=sys.stderr)
             return STOPPED
     give_json(args, found)
     return 0
 
 
 def _work(name: str, args: argparse.Namespace, systems: list[str]) -> Any:
-    """What makes the results of a task."""
+    """The function that computes the results of a task."""
     if name == "needle":
         return _needle_work(args)
     if name == "recall":
@@ -156,7 +166,7 @@ def _train_and_measure(study: TaskStudy, args: argparse.Namespace) -> dict[str, 
     _plot(args.out / study.spec.name, chart(found, study.spec.by_state))
     if args.json != "-":
         print(describe(found))
-        print(f"wrote {study.spec.name}.json, .md and plots in {args.out}; runs are there too")
+        print(f"wrote {study.spec.name}.json, .md and plots in {args.out}, along with the runs")
     return found
 
 

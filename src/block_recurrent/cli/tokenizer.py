@@ -1,4 +1,4 @@
-"""`brt tokenizer`: train a vocabulary of one's own."""
+"""`brt tokenizer`: train a tokenizer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from block_recurrent.cli.output import add_overwrite, check_outputs
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    what = "train a SentencePiece vocabulary (BPE) that gives every text back exactly"
+    what = "train a lossless SentencePiece tokenizer (BPE)"
     example = "example: brt tokenizer train --vocab-size 8000 --out books.model books/"
     train = commands.add_parser("train", help=what, description=what, epilog=example, allow_abbrev=False)
     train.add_argument("sources", nargs="+", metavar="SOURCE", help=SOURCES)
-    train.add_argument("--vocab-size", type=int, required=True, metavar="N", help="pieces, 512 to 131072")
-    train.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file to write")
+    train.add_argument(
+        "--vocab-size", type=int, required=True, metavar="N", help="number of pieces, from 512 to 131072"
+    )
+    train.add_argument("--out", type=Path, required=True, metavar="FILE", help="output file")
     add_overwrite(train)
     add_unit(train)
     add_shares(train)
@@ -29,5 +31,5 @@ def run(args: argparse.Namespace) -> int:
 
     tokenizer = train_tokenizer(args.sources, args.vocab_size, args.unit, args.validation, args.test)
     save_tokenizer(tokenizer, args.out)
-    print(f"{args.out}: {tokenizer.size} pieces; vocabulary with the document mark: {tokenizer.vocab_size}")
+    print(f"{args.out}: {tokenizer.size} pieces; vocabulary size with eos: {tokenizer.vocab_size}")
     return 0

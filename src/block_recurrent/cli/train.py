@@ -1,4 +1,4 @@
-"""`brt train`: from prepared data to a trained model in a folder."""
+"""`brt train`: train a model on prepared data."""
 
 from __future__ import annotations
 
@@ -29,81 +29,94 @@ from block_recurrent.run_config import (
 STOPPED = 130
 _BY_PRESET = ("train.steps", "train.lanes", "train.save_every", "eval.every", "eval.tokens", "schedule.learning_rate")
 
-# Flags that are short for a key of the configuration: flag -> (section.key, type, help).
+# Flags that set a key of the configuration: flag -> (section.key, type, help).
 _SHORT: dict[str, tuple[str, type, str]] = {
-    "--steps": ("train.steps", int, "updates"),
-    "--lanes": ("train.lanes", int, "documents read side by side, over all processes"),
-    "--seed": ("train.seed", int, "of weights, dropout and the documents' order"),
-    "--bptt": ("train.bptt", int, "segments that gradients flow through"),
-    "--accumulate": ("train.accumulate", int, "groups of lanes worked on one after the other"),
+    "--steps": ("train.steps", int, "number of updates"),
+    "--lanes": ("train.lanes", int, "batch size: documents read in parallel, over all processes"),
+    "--seed": ("train.seed", int, "random seed of weights, dropout and the order of documents"),
+    "--bptt": ("train.bptt", int, "number of segments that gradients flow through"),
+    "--accumulate": ("train.accumulate", int, "number of groups of lanes to accumulate gradients over"),
     "--lr": ("schedule.learning_rate", float, "learning rate"),
-    "--clip": ("train.clip", float, "largest norm of the gradient; 0 is none"),
+    "--clip": ("train.clip", float, "maximum norm of the gradient; 0 disables clipping"),
     "--save-every": ("train.save_every", int, "steps between checkpoints"),
-    "--keep": ("train.keep", int, "newest checkpoints that stay"),
+    "--keep": ("train.keep", int, "number of newest checkpoints to keep"),
     "--eval-every": ("eval.every", int, "steps between validations"),
-    "--eval-tokens": ("eval.tokens", int, "tokens of a validation"),
+    "--eval-tokens": ("eval.tokens", int, "number of tokens per validation"),
     "--device": ("train.device", str, "auto, cpu, cuda, cuda:1, ..."),
     "--init-from": (
         "train.init_from",
         str,
-        "a run, a checkpoint or a name of 'brt models' to take the weights from; without --system and --size, its "
-        "model and a recipe for fine-tuning come with it",
+        "a run, a checkpoint or a model name (see 'brt models') to load the weights from; without --system and --size, "
+        "its architecture and a recipe for fine-tuning are used",
     ),
-    "--tune": ("train.tune", str, "what learns: all, or state, which is kept in a file of its own"),
+    "--tune": (
+        "train.tune",
+        str,
+        "what to train: all parameters (all), or only the initial state (state), which is saved to a separate file",
+    ),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system", help=f"what kind of model: {', '.join(SYSTEMS)}")
-    parser.add_argument("--size", help=f"how large: {', '.join(SIZES)}")
+    parser.add_argument("--system", help=f"model architecture: {', '.join(SYSTEMS)}")
+    parser.add_argument("--size", help=f"model size: {', '.join(SIZES)}")
     parser.add_argument("--data", help="a folder made by 'brt data prepare'")
-    parser.add_argument("--out", help="the run's folder; 'brt train --out RUN' alone resumes it")
+    parser.add_argument("--out", help="run folder; 'brt train --out RUN' resumes an existing run")
     parser.add_argument("--config", metavar="FILE", help="a TOML file, such as the config.toml of a run")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any setting (repeatable)"
     )
-    parser.add_argument("--resume", default="auto", help="auto, never, must, or a checkpoint's folder")
+    parser.add_argument("--resume", default="auto", help="auto, never, must, or a checkpoint folder")
     parser.add_argument(
-        "--dry-run", action="store_true", help="print configuration and cost, make one step, write nothing"
+        "--dry-run", action="store_true", help="print configuration and cost, run one step, write nothing"
     )
     for flag, (key, kind, text) in _SHORT.items():
         parser.add_argument(
             flag, type=kind, metavar=kind.__name__.upper(), help=f"{text} ({key}; default: {_default(key)})"
         )
-    parser.add_argument("--dtype", choices=DTYPES, help="of the computation (train.dtype)")
-    parser.add_argument("--parallel", choices=PARALLEL, help="under torchrun: copies or shards (train.parallel)")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype of the computation (train.dtype)")
+    parser.add_argument(
+        "--parallel",
+        choices=PARALLEL,
+        help="under torchrun: replicate (ddp) or shard (fsdp) the model (train.parallel)",
+    )
     parser.add_argument(
         "--deterministic",
         action=argparse.BooleanOptionalAction,
-        help="the same bits each time, on GPUs too (train.deterministic)",
+        help="bit-for-bit reproducible, on GPUs too (train.deterministic)",
     )
     parser.add_argument(
-        "--tf32", action=argparse.BooleanOptionalAction, help="float32 products in TF32 on GPUs (train.tf32)"
+        "--tf32",
+        action=argparse.BooleanOptionalAction,
+        help="use TF32 for float32 matrix products on GPUs (train.tf32)",
     )
-    parser.add_argument("--compile", action="store_true", default=None, help="torch.compile (train.compile)")
+    parser.add_argument("--compile", action="store_true", default=None, help="use torch.compile (train.compile)")
     parser.add_argument(
         "--checkpoint-activations",
         action="store_true",
         default=None,
-        help="less memory, more time (train.checkpoint_activations)",
+        help="recompute activations: less memory, more time (train.checkpoint_activations)",
     )
     parser.add_argument(
         "--tensorboard",
         action=argparse.BooleanOptionalAction,
-        help="metrics for TensorBoard too (train.tensorboard; default: where it is installed)",
+        help="log metrics to TensorBoard (train.tensorboard; default: if it is installed)",
     )
     parser.add_argument(
-        "--wandb", nargs="?", const="block-recurrent", metavar="PROJECT", help="metrics to wandb too (train.wandb)"
+        "--wandb", nargs="?", const="block-recurrent", metavar="PROJECT", help="log metrics to wandb (train.wandb)"
     )
     parser.add_argument(
-        "--wandb-offline", action="store_true", default=None, help="files for 'wandb sync' only (train.wandb_offline)"
+        "--wandb-offline",
+        action="store_true",
+        default=None,
+        help="only write files for 'wandb sync' (train.wandb_offline)",
     )
 
 
 def _default(key: str) -> str:
     section, _, name = key.partition(".")
     if key in _BY_PRESET:
-        return "by system and size"
+        return "depends on system and size"
     return str(getattr(SECTIONS[section], name)) or "none"
 
 
@@ -117,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         dry_run(config)
         return 0
     if not args.out:
-        raise ConfigError("--out is missing: name the run's folder")
+        raise ConfigError("--out is missing: name the run folder")
     from block_recurrent.runtime import is_launched
     from block_recurrent.train.loop import train
 
@@ -135,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show_gain(config: RunConfig, run: Path) -> None:
-    """What fine-tuning has brought, and the file of the state where that was tuned."""
+    """Print the gain of fine-tuning and, if only the state was tuned, the file of the state."""
     from block_recurrent.train.fine_tuning import describe_gain, measure_gain, write_tuned_state
 
     if config.train.tune == "state":
@@ -148,9 +161,9 @@ def _show_gain(config: RunConfig, run: Path) -> None:
 
 
 def resolve_config(args: argparse.Namespace) -> RunConfig:
-    """Default < preset < file < flags. No torch is needed to find out that something is wrong.
+    """Default < preset < file < flags. Errors are found without importing torch.
 
-    A run that is there has its own configuration in place of the preset: what a preset gives may have changed since.
+    An existing run uses its own configuration instead of the preset, which may have changed since.
     """
     flags = _flags(args)
     file = read_toml(args.config) if args.config else _of_the_run(args, flags)
@@ -162,7 +175,7 @@ def resolve_config(args: argparse.Namespace) -> RunConfig:
         given = merge(fine_tuning_values(source, given), given)
     for name in ("system", "size"):
         if not given.get(name):
-            raise ConfigError(f"--{name} is missing; 'brt presets' lists what there is")
+            raise ConfigError(f"--{name} is missing; 'brt presets' lists the choices")
     path = given.get("data", {}).get("path")
     if not path:
         raise ConfigError("--data is missing: name a folder made by 'brt data prepare'")
@@ -175,7 +188,7 @@ def resolve_config(args: argparse.Namespace) -> RunConfig:
 
 
 def _of_the_run(args: argparse.Namespace, flags: dict[str, Any]) -> dict[str, Any]:
-    """The whole configuration of the run that is to be resumed; empty if there is none, or if it is another system."""
+    """The configuration of the run to resume; empty if there is none, or if it has another system."""
     own = Path(args.out or "", "config.toml")
     if not args.out or args.resume == "never" or not own.is_file():
         return {}
@@ -206,7 +219,7 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _command() -> str:
-    """The command line that was given, which is also the one that goes on."""
+    """The command line, which is also the command that resumes the run."""
     from block_recurrent.runtime import launcher
 
     return f"{launcher()} {shlex.join(sys.argv[1:])}"

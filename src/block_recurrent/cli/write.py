@@ -18,32 +18,34 @@ if TYPE_CHECKING:
 # Options of Sampling: flag -> (type, help).
 _SAMPLING: dict[str, tuple[type, str]] = {
     "--temperature": (float, "divides the logits; 0 is greedy (default: 1)"),
-    "--top-k": (int, "only the k most likely tokens (default: all)"),
-    "--top-p": (float, "only the likeliest tokens that sum up to this probability (default: 1)"),
-    "--min-p": (float, "only tokens at least this times as likely as the likeliest (default: 0)"),
-    "--repetition-penalty": (float, "above 1 makes the last 512 tokens less likely (default: 1)"),
-    "--seed": (int, "same seed, same text (default: 0)"),
-    "--beams": (int, "beam search with so many beams instead of sampling"),
-    "--length-penalty": (float, "of beam search: above 0 favours longer texts (default: 1)"),
+    "--top-k": (int, "sample from the k most likely tokens (default: all)"),
+    "--top-p": (float, "sample from the most likely tokens that add up to this probability (default: 1)"),
+    "--min-p": (float, "drop tokens less likely than this fraction of the most likely one (default: 0)"),
+    "--repetition-penalty": (float, "values above 1 penalize tokens among the last 512 (default: 1)"),
+    "--seed": (int, "random seed (default: 0)"),
+    "--beams": (int, "use beam search with this many beams, instead of sampling"),
+    "--length-penalty": (float, "for beam search: values above 0 favour longer texts (default: 1)"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
-    parser.add_argument("--memory", metavar="FILE", help="the memory to start from (default: nothing read)")
+    parser.add_argument("--memory", metavar="FILE", help="the memory to start from (default: an empty memory)")
     parser.add_argument("--prompt", metavar="TEXT", help="text to read first")
     parser.add_argument(
-        "--prompt-file", metavar="FILE", help="UTF-8 file to read first, of any length; - is standard input"
+        "--prompt-file", metavar="FILE", help="UTF-8 file to read first, of any length; - for standard input"
     )
-    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="tokens to write")
+    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="number of tokens to generate")
     for flag, (kind, text) in _SAMPLING.items():
         parser.add_argument(flag, type=kind, metavar=kind.__name__.upper(), help=text)
-    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text (repeatable)")
-    parser.add_argument("--go-on", action="store_true", help="never choose the document mark: write all --tokens")
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text (repeatable)")
+    parser.add_argument("--ignore-eos", "--go-on", action="store_true", help="generate all --tokens, without eos")
     parser.add_argument("--log-probs", metavar="FILE", help="write every token with its log-probability, as JSON lines")
-    parser.add_argument("--save", metavar="FILE", help="keep the memory after writing")
+    parser.add_argument("--save", metavar="FILE", help="save the memory after generating")
     add_overwrite(parser)
-    parser.add_argument("--interactive", action="store_true", help="type, and it continues; /help lists what there is")
+    parser.add_argument(
+        "--interactive", action="store_true", help="type text and let the model continue it; /help lists the commands"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             for piece in session.write(args.tokens, sampling):
                 print(piece, end="", flush=True)
     except KeyboardInterrupt:
-        stopped = True  # what was written so far stays, and is saved
+        stopped = True  # the text generated so far is kept and saved
     print()
     if args.save:
         session.save(args.save)
@@ -79,17 +81,17 @@ def _sampling(args: argparse.Namespace) -> Sampling:
     options: dict[str, Any] = {
         name: value for flag in _SAMPLING if (value := getattr(args, name := flag[2:].replace("-", "_"))) is not None
     }
-    return Sampling.of(**options, stop=args.stop or (), end_at_mark=not args.go_on)
+    return Sampling.of(**options, stop=args.stop or (), end_at_mark=not args.ignore_eos)
 
 
 def _check_paths(args: argparse.Namespace) -> None:
-    """Errors before the model is loaded, rather than after the text is written."""
+    """Raise errors before the model is loaded, rather than after the text is generated."""
     if args.prompt == "":
-        raise ConfigError("the prompt is empty: leave --prompt out to write from the memory, or from nothing")
+        raise ConfigError("the prompt is empty: omit --prompt to generate from the memory, or unconditionally")
     if args.prompt is not None and args.prompt_file:
         raise ConfigError("--prompt and --prompt-file are both given: give one of them")
     if args.log_probs and (args.interactive or (args.beams or 1) > 1):
-        raise ConfigError("--log-probs goes with neither --interactive nor --beams")
+        raise ConfigError("--log-probs can't be combined with --interactive or --beams")
     check_outputs(args, "log_probs")
     if args.save:
         check_memory_target(args.save, args.memory, args.overwrite)

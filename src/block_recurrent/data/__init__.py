@@ -5,7 +5,7 @@ tokenizers/     text to tokens and back
 corpus/         prepared folders: documents as tokens on disk
 streams/        lanes of segments that feed training and evaluation
 
-No torch here: everything is numpy. docs/data.md shows what other rooms use: `load_tokenizer`, `prepare`, `Corpus`,
+No torch here: everything is numpy. docs/data.md describes the public names: `load_tokenizer`, `prepare`, `Corpus`,
 `LaneStream` and its base class `SegmentStream`.
 """
 

@@ -1,4 +1,4 @@
-"""UTF-8 as bytes: where characters end, and how many words (those of `str.split`) and characters there are."""
+"""UTF-8 as bytes: boundaries of characters, and counts of characters and words (as by `str.split`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def last_character_end(buffer: bytes) -> int:
 
 
 class Counts(NamedTuple):
-    """Bytes, characters and words of a text; whether it begins and ends inside a word, to join it with neighbours."""
+    """Bytes, characters and words of a text; and whether it begins and ends inside a word, to merge counts."""
 
     bytes: int
     characters: int
@@ -41,7 +41,7 @@ class Counts(NamedTuple):
     ends_inside: bool
 
     def then(self, other: Counts) -> Counts:
-        """The counts of this text followed by another; a word that the border cuts in two is one word."""
+        """The counts of this text followed by another; a word across the boundary is one word."""
         one_word = self.ends_inside and other.begins_inside
         return Counts(
             self.bytes + other.bytes,
@@ -56,7 +56,7 @@ NOTHING = Counts(0, 0, 0, False, False)
 
 
 class _Scratch(threading.local):
-    """Working memory of a thread. Fresh memory for each piece would cost more than the counting."""
+    """Working memory of a thread. Allocating it for each piece would cost more than the counting."""
 
     def __init__(self) -> None:
         self.numbers = np.empty(0, np.uint8)
@@ -75,10 +75,10 @@ def count(piece: bytes) -> Counts:
     """Counts a piece of UTF-8 that begins and ends between characters."""
     if not piece:
         return NOTHING
-    # Few and long steps: each runs outside Python's lock, and taking the lock back often would stop other threads.
+    # Few, long steps: each releases the GIL, and reacquiring it often would stop other threads.
     raw = np.frombuffer(piece, np.uint8)
     shifted, space, other = _scratch.of(len(raw))
-    # Bytes 9-13 and 28-32; unsigned differences wrap round.
+    # Bytes 9-13 and 28-32; unsigned differences wrap around.
     np.less(np.subtract(raw, 9, out=shifted), 5, out=space)
     np.less(np.subtract(raw, 28, out=shifted), 5, out=other)
     np.logical_or(space, other, out=space)
@@ -110,5 +110,5 @@ def _mark_wide_spaces(raw: NDArray[np.uint8], leads: NDArray[np.intp], space: ND
 
 
 def _all_bytes(first: NDArray[np.intp], length: int) -> NDArray[np.intp]:
-    """The places of all bytes of characters of some length that begin at these."""
+    """The positions of all bytes of characters of some length that begin at these."""
     return (first[:, None] + np.arange(length)).ravel()

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 EXACT_POSITIONS = 4096  # up to here the curve has every position
-GRID_POSITIONS = 2048  # beyond, so many positions: a curve of 200,000 points shows no more than this
+GRID_POSITIONS = 2048  # number of positions beyond: a curve of 200,000 points would not show more
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Curve:
 
 
 class CumulativeCurve:
-    """Takes losses as they come and holds one number per grid position and per document."""
+    """Accumulates losses, keeping one number per grid position and per document."""
 
     def __init__(self, lengths: NDArray[np.int64]) -> None:
         self.positions = grid_of(lengths)
@@ -61,7 +61,7 @@ class CumulativeCurve:
         self._running[document] = upto[-1]
 
     def curve(self) -> Curve:
-        """What has been added so far."""
+        """The curve of everything added so far."""
         reached = self._documents > 0
         positions, documents = self.positions[reached], self._documents[reached]
         return Curve(positions, self._totals[reached] / (positions * documents), documents)
@@ -77,7 +77,7 @@ def curve_of(bits: Sequence[NDArray[np.float32]]) -> Curve:
 
 
 def grid_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Every position up to 4096, then evenly spaced ones, and the end of every document: where the mean may jump."""
+    """Every position up to 4096, then evenly spaced ones, and the end of every document, where the mean may jump."""
     longest = int(lengths.max(initial=0))
     exact = np.arange(1, min(longest, EXACT_POSITIONS) + 1)
     if longest <= EXACT_POSITIONS:

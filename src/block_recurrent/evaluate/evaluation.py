@@ -1,4 +1,4 @@
-"""Scoring a split: `evaluate_split(model, corpus, split, settings)` gives all measures, per document and in all."""
+"""Scoring a split: `evaluate_split(model, corpus, split, settings)` returns all metrics, per document and in total."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from block_recurrent.model.language_model import BlockRecurrentLM
 
 @dataclass(frozen=True)
 class EvalSettings:
-    """How to score, and what. Lanes and chunk change no number."""
+    """Options of scoring. Lanes and chunk do not affect the results."""
 
     lanes: int = DEFAULT_LANES
-    chunk: int | None = None  # tokens of a call per lane; None: whole segments, as many as suit
+    chunk: int | None = None  # tokens per lane and call; None: a suitable number of whole segments
     per_token: Path | None = None  # a file for the loss of every token
     words: str = "auto"  # auto, counted or pg19: see `published_words`
-    names: tuple[str, ...] = ()  # documents to score; none named: the whole split
+    names: tuple[str, ...] = ()  # documents to score; empty: the whole split
     edit: StateEdit | None = None  # an experiment on the recurrent state
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The outcome of scoring a split."""
+    """The result of scoring a split."""
 
     split: str
     total: Score
@@ -56,7 +56,7 @@ class Evaluation:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values. The measures of the whole are at the top."""
+        """Plain values, with the metrics of the whole split at the top level."""
         whole = self.total.to_dict()
         del whole["name"]
         return {
@@ -82,7 +82,7 @@ def evaluate_split(
     settings: EvalSettings | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Score every token of a split once. The corpus must be of the model's tokenizer: see `check_tokenizer`."""
+    """Score every token of a split once. The corpus must match the model's tokenizer: see `check_tokenizer`."""
     settings = settings or EvalSettings()
     chosen = choose_documents(corpus, split, settings.names)
     infos = [corpus.documents(split)[index] for index in chosen]
@@ -130,12 +130,12 @@ def choose_documents(corpus: Corpus, split: str, names: tuple[str, ...]) -> list
 
 
 def check_tokenizer(tokenizer_sha256: str, corpus: Corpus, run: str | Path) -> None:
-    """An error, unless the data was made with the run's tokenizer: ids would mean other pieces."""
+    """Raise an error unless the data was prepared with the run's tokenizer."""
     theirs = corpus.manifest["tokenizer"]
     if theirs["sha256"] != tokenizer_sha256:
         raise DataError(
             f"'{corpus.folder}' was prepared with another tokenizer ({theirs['kind']}, {theirs['size']} pieces, "
-            f"{theirs['sha256'][:12]}) than run '{run}' was trained with ({tokenizer_sha256[:12]}); prepare the "
+            f"{theirs['sha256'][:12]}) than that of run '{run}' ({tokenizer_sha256[:12]}); prepare the "
             "documents with the run's tokenizer"
         )
 

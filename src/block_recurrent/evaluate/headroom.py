@@ -1,16 +1,16 @@
-"""Headroom: what a plain cache of the document would still save on top of a model's own predictions.
+"""Headroom: how much a plain cache of the document would still save on top of a model's predictions.
 
     headroom = Headroom(window=512, reach=6144)
-    headroom.add(tokens, bits)      a document, and what each of its tokens cost the model
-    headroom.bands()                bits per token that a cache saves, by how far back it looks
+    headroom.add(tokens, bits)      a document, and the loss of each of its tokens
+    headroom.bands()                bits per token that a cache saves, by distance
 
-A cache that looks `low + 1` to `high` tokens back gives token t its share among the tokens there (unigram), or among
+A cache of the tokens `low + 1` to `high` back assigns token t its share among these tokens (unigram), or among
 those of them that followed the token t - 1 (bigram). It is mixed with the model, (1 - lambda) p_model + lambda p_cache.
 
 Lambda is learned online. In each of a few contexts it has a discrete prior, and the weight of a value is multiplied by
-the likelihood that it gave each token, after the token has been predicted. The log likelihoods of such a mixture add
-up to log2 sum_k prior_k prod_t p_k(t), so the sums of log2 p_k(t) are all there is to keep, and the order in which
-documents come makes no difference.
+the likelihood of each token, after the token has been predicted. The log likelihoods of such a mixture add
+up to log2 sum_k prior_k prod_t p_k(t), so it is enough to keep the sums of log2 p_k(t), and the order of
+documents does not matter.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Integers = NDArray[np.int64]
 LAMBDAS = np.concatenate([[0.0], 1 / (1 + np.exp(-np.arange(-7.0, 8.0)))])
 PRIOR = np.concatenate([[0.5], np.full(15, 0.5 / 15)])
 COUNT_CLASS = np.array([int(count).bit_length() for count in range(33)])
-"""Of a count up to 32: 0, 1, 2-3, 4-7, 8-15, 16-31, 32 and more."""
+"""Class of a count up to 32: 0, 1, 2-3, 4-7, 8-15, 16-31, 32 and more."""
 CONTEXTS = 4 * (int(COUNT_CLASS[-1]) + 1)
-MOST_BITS = 100.0  # A token that costs the model more counts as this many: its inverse probability is a float32
+MOST_BITS = 100.0  # Losses are capped at this: the inverse probability is a float32
 KINDS = ("unigram", "bigram")
 
 DEFINITIONS = {
@@ -49,30 +49,30 @@ DEFINITIONS = {
         "followed earlier occurrences of token t - 1; no smoothing"
     ),
     "distance": (
-        "of an earlier token i: t - i; each row is a cache of its own that counts only tokens at these distances, so "
-        "rows do not add up. window: 1 to W; reach: further, up to W x layers; beyond: further still"
+        "of an earlier token i: t - i; each row is a separate cache that counts only tokens at these distances, so "
+        "rows do not add up. window: 1 to W; reach: from there to W x layers; beyond: farther"
     ),
     "lambda": (
         "0 where the cache has no count; else by context: the count of token t - 1 at these distances (0, 1, 2-3, 4-7, "
-        "8-15, 16-31, 32+) and the share that the cache gave to what followed it the last time (it had no count, 0, "
+        "8-15, 16-31, 32+) and the probability that the cache gave to what followed it the last time (no count, 0, "
         "below 1/2, from 1/2)"
     ),
     "learning": (
         "online, in one pass: in each context a Bayesian mixture of 16 values of lambda, 0 (prior 1/2) and "
-        "1 / (1 + e^-k) for k = -7 to 7 (prior 1/30 each), updated after each token, over all documents; no token has "
-        "a say in its own prediction, and a cache that is no help costs at most 1 bit per context in all"
+        "1 / (1 + e^-k) for k = -7 to 7 (prior 1/30 each), updated after each token, over all documents; no token "
+        "influences its own prediction, and a useless cache costs at most 1 bit per context in total"
     ),
     "hits": "share of all tokens that the cache has a count of",
-    "taken by the memory": (
+    "captured by the memory": (
         "headroom beyond the reach with the recurrent state cleared at each segment, minus headroom beyond the reach "
-        "with the state as it is"
+        "with the state carried"
     ),
 }
 
 
 @dataclass(frozen=True)
 class Band:
-    """What caches save that look `low + 1` to `high` tokens back (None: as far as there is)."""
+    """Savings of caches of the tokens `low + 1` to `high` back (None: no limit)."""
 
     label: str
     low: int
@@ -84,7 +84,7 @@ class Band:
 
 
 class Headroom:
-    """Takes documents with their losses, in any order, and holds a few hundred numbers for each band."""
+    """Accumulates documents with their losses, in any order, keeping a few hundred numbers per band."""
 
     def __init__(self, window: int, reach: int) -> None:
         self.window, self.reach = window, reach
@@ -92,7 +92,7 @@ class Headroom:
         self._mixtures: dict[tuple[str, int, int | None], _Mixture] = {}
 
     def add(self, tokens: NDArray[Any], bits: NDArray[Any]) -> None:
-        """A document from its first token on, and what each token cost the model, in bits."""
+        """Add a whole document, with the loss of each token in bits."""
         self.tokens += len(tokens)
         self.bits += float(np.sum(bits, dtype=np.float64))
         self.longest = max(self.longest, len(tokens))
@@ -100,7 +100,7 @@ class Headroom:
         counts = _Counts(tokens)
         for _, low, high in (*self._named_bands(), *_doublings(len(tokens))):
             if low >= len(tokens) - 1:
-                continue  # nothing lies so far back
+                continue  # no token is that far back
             for kind, cache in zip(KINDS, counts.caches(low, high), strict=True):
                 self._mixtures.setdefault((kind, low, high), _Mixture()).add(cache, inverse)
 
@@ -109,17 +109,17 @@ class Headroom:
         return [self._band(*band) for band in self._named_bands()]
 
     def by_distance(self) -> list[Band]:
-        """Distances 1, 2, 3-4, 5-8, ... to the longest there is."""
+        """Distances 1, 2, 3-4, 5-8, ... up to the longest."""
         return [self._band(*band) for band in _doublings(self.longest)]
 
     @property
     def bits_per_token(self) -> float:
-        """Of the model alone."""
+        """Bits per token of the model alone."""
         return self.bits / max(1, self.tokens)
 
     @property
     def beyond(self) -> Band:
-        """What is left beyond the reach."""
+        """The headroom beyond the reach."""
         return self.bands()[-1]
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Headroom:
 
 
 def headroom_of(documents: Iterable[NDArray[Any]], bits: Iterable[NDArray[Any]], window: int, reach: int) -> Headroom:
-    """Of documents that have been scored: what each of their tokens cost, in bits."""
+    """The headroom of scored documents, from the loss of each token in bits."""
     headroom = Headroom(window, reach)
     for tokens, costs in zip(documents, bits, strict=True):
         headroom.add(tokens, costs)
@@ -151,14 +151,14 @@ def headroom_of(documents: Iterable[NDArray[Any]], bits: Iterable[NDArray[Any]],
 
 
 def measure_headroom(model: BlockRecurrentLM, documents: Sequence[NDArray[Any]], **options: Any) -> Headroom:
-    """Score documents (arrays of tokens, without marks; options as in `score`): what a cache would still save."""
+    """Score documents (arrays of tokens, without marks; options as in `score`), and compute the headroom."""
     window = model.config.window
     bits = bits_of(model, documents, **options)
     return headroom_of(documents, bits, window, window * model.config.num_layers)
 
 
 def taken(normal: Headroom, cleared: Headroom) -> dict[str, float]:
-    """What the memory has taken of the headroom beyond the reach, in bits per token; by kind of cache."""
+    """The part of the headroom beyond the reach that the memory captures, in bits per token, by kind of cache."""
     return {kind: getattr(cleared.beyond, kind) - getattr(normal.beyond, kind) for kind in KINDS}
 
 
@@ -170,7 +170,7 @@ class _Mixture:
     hits: int = 0
 
     def add(self, cache: _Cache, inverse: NDArray[np.float32]) -> None:
-        """Tokens of a document; inverse: their 1 / p_model. Logarithms in float32, several times as fast; sums not."""
+        """Tokens of a document; inverse: their 1 / p_model. Logarithms in float32 for speed, sums in float64."""
         misses = np.bincount(cache.contexts[(cache.hits == 0) & (cache.totals > 0)], minlength=CONTEXTS)
         self.logs += misses[:, None] * np.log2(1 - LAMBDAS)
         hit = np.flatnonzero(cache.hits)
@@ -182,13 +182,13 @@ class _Mixture:
 
     @property
     def bits(self) -> float:
-        """Saved in all so far."""
+        """Total savings so far."""
         seen = self.logs.any(axis=1)
         return float(np.logaddexp2.reduce(self.logs[seen] + np.log2(PRIOR), axis=1).sum())
 
 
 class _Cache(NamedTuple):
-    """What a cache knows before each token of a document: the token's share is hits / totals."""
+    """Counts of a cache before each token of a document: the token's share is hits / totals."""
 
     hits: Integers
     totals: Integers
@@ -205,10 +205,10 @@ class _Counts:
         self._pairs = _Occurrences(_before(ids, -1) * (int(ids.max(initial=0)) + 1) + ids)
         last = _before(self._tokens.previous, -1)
         self._last_follower = np.where(last < 0, -1, last + 1)
-        """The token that followed the last earlier occurrence of token t - 1; -1: there is none."""
+        """The token that followed the last earlier occurrence of token t - 1; -1: none."""
 
     def caches(self, low: int, high: int | None) -> tuple[_Cache, _Cache]:
-        """Unigram and bigram, of the tokens that lie low + 1 to high back."""
+        """Unigram and bigram cache of the tokens low + 1 to high back."""
         high = len(self._places) if high is None else high
         tokens = self._tokens.within(high) - self._tokens.within(low)
         pairs = self._pairs.within(high) - self._pairs.within(low)
@@ -228,7 +228,7 @@ class _Counts:
 
 
 class _Occurrences:
-    """Where each key of an array stands, for counting equal ones before it."""
+    """The positions of each key of an array, for counting equal ones before it."""
 
     def __init__(self, keys: Integers) -> None:
         size = len(keys)
@@ -238,12 +238,12 @@ class _Occurrences:
         # Ascending, and no two keys are less than size + 1 apart: subtracting a distance never leads to another key.
         self._sorted = np.cumsum(~same) * (2 * size) + self._order
         self.previous = np.full(size, -1)
-        """The last earlier place of the same key, or -1."""
+        """The last earlier position of the same key, or -1."""
         self.previous[self._order[same]] = self._order[np.flatnonzero(same) - 1]
         self.within = lru_cache(maxsize=4)(self._within)
 
     def _within(self, distance: int) -> Integers:
-        """For each place how many of the `distance` places before it have the same key."""
+        """For each position, how many of the `distance` positions before it have the same key."""
         size = len(self._order)
         first = np.searchsorted(self._sorted, self._sorted - min(distance, size))
         counts = np.empty(size, np.int64)
@@ -252,12 +252,12 @@ class _Occurrences:
 
 
 def _before(values: Integers, first: int) -> Integers:
-    """The value of the place before each."""
+    """The value before each position."""
     return np.concatenate([[first], values])[: len(values)]
 
 
 def _doublings(length: int) -> list[tuple[str, int, int | None]]:
-    """Bands that double, for a document of so many tokens."""
+    """Bands of doubling width, for a document of this many tokens."""
     edges = [0, *(2**k for k in range(max(0, length - 2).bit_length() + 1))] if length > 1 else []
     return [
         (f"{high:,}" if high == low + 1 else f"{low + 1:,}-{high:,}", low, high)

@@ -1,4 +1,4 @@
-"""From sums of bits to the measures of SPEC section 11, with their definitions and intervals."""
+"""The metrics of SPEC section 11, with their definitions and intervals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from block_recurrent.data import Corpus, DocumentInfo
 from block_recurrent.errors import DataError
 
 DEFINITIONS = {
-    "bits_per_token": "sum of -log2 p(token) / tokens; every token once, the first too, never the document mark",
+    "bits_per_token": "sum of -log2 p(token) / tokens; every token once, with the first, without the document mark",
     "bits_per_byte": "the same sum / UTF-8 bytes of the original text",
     "word_perplexity": "2^(the same sum / words)",
     "tokens_per_word": "tokens / words, the scale factor",
@@ -25,12 +25,12 @@ PG19_DOCUMENTS = {"test": 100, "validation": 50}
 RESAMPLES = 10_000
 COVERAGE = 0.95
 FEW_DOCUMENTS = 5
-"""With fewer, an interval over documents says little: it is flagged."""
+"""With fewer documents, an interval is flagged as unreliable."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """Bits of some text, and what they are divided by."""
+    """Bits of a text, and its numbers of tokens, bytes and words."""
 
     name: str
     bits: float
@@ -48,7 +48,7 @@ class Score:
 
     @property
     def word_perplexity(self) -> float | None:
-        """Infinite where a float64 can't hold it."""
+        """Infinite if it exceeds a float64."""
         if not self.words:
             return None
         exponent = self.bits / self.words
@@ -65,12 +65,12 @@ class Score:
 
 
 def score_of(document: DocumentInfo, bits: float) -> Score:
-    """The score of one document; words are those that white space separates."""
+    """The score of one document; words are separated by white space."""
     return Score(document.name, bits, document.tokens, document.bytes, document.words)
 
 
 def total(scores: Sequence[Score], name: str, words: int | None = None) -> Score:
-    """All documents as one text; `words` where the number of words is a published one."""
+    """The total of all documents; `words`: a published number of words."""
     counted = sum(s.words for s in scores)
     return Score(
         name,
@@ -84,15 +84,15 @@ def total(scores: Sequence[Score], name: str, words: int | None = None) -> Score
 def published_words(corpus: Corpus, split: str, choice: str = "auto") -> int | None:
     """The published number of words, for PG19's whole test or validation split; None: count white-space words.
 
-    choice: auto (PG19 is known by the name of its source and its number of documents), counted, or pg19.
+    choice: auto (PG19 is recognized by the name of its source and its number of documents), counted, or pg19.
     """
     whole = len(corpus.documents(split)) == PG19_DOCUMENTS.get(split)
     sources = corpus.manifest.get("settings", {}).get("sources", [])
     named = any("pg19" in str(source).lower().replace("-", "").replace("_", "") for source in sources)
     if choice == "pg19" and not whole:
         raise DataError(
-            f"--words pg19: the published numbers are of the whole test split (100 books) or validation split (50), "
-            f"and '{split}' here has {len(corpus.documents(split))} documents; use --words counted"
+            f"--words pg19: the published numbers are for the whole test split (100 books) or validation split (50), "
+            f"but '{split}' has {len(corpus.documents(split))} documents; use --words counted"
         )
     if choice == "pg19" or (choice == "auto" and whole and named):
         return PG19_WORDS[split]
@@ -102,9 +102,9 @@ def published_words(corpus: Corpus, split: str, choice: str = "auto") -> int | N
 def bootstrap(
     scores: Sequence[Score], words: int | None = None, seed: int = 0, resamples: int = RESAMPLES
 ) -> dict[str, list[float] | None]:
-    """95% intervals of the measures over documents drawn anew, as many as there are, with replacement.
+    """95% bootstrap intervals of the metrics over documents.
 
-    None with fewer than two documents: how much documents differ can't be told from one.
+    None with fewer than two documents.
     """
     if len(scores) < 2:
         return dict.fromkeys(MEASURES)
@@ -123,7 +123,7 @@ def bootstrap(
 
 
 def _resampled_sums(columns: NDArray[np.float64], rng: np.random.Generator, resamples: int) -> NDArray[np.float64]:
-    """Sums over documents of each resample, (resamples, 4); a few resamples at a time, for sets of many documents."""
+    """Sums over documents of each resample, (resamples, 4); a few resamples at a time, to bound memory."""
     count = len(columns)
     at_once = max(1, 2**24 // count)
     parts = [

@@ -3,8 +3,8 @@
     document of n tokens:   read    [mark, t_1, ... t_n-1]
                             scored  [t_1,  t_2, ... t_n  ]
 
-A lane reads one document to its end and then takes the longest that is left. What is computed depends neither on the
-number of lanes nor on where calls end (SPEC section 10), and what is held does not depend on the documents' length.
+A lane reads one document to its end and then takes the longest remaining one. The results depend neither on the
+number of lanes nor on where calls end (SPEC section 10), and memory use does not depend on the documents' length.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from block_recurrent.model.memory import DocumentMemory
 
 DEFAULT_LANES = 8
 TOKENS_AT_ONCE = 4096
-"""Of a call, over all lanes, where a segment is not more: small calls take longer to begin than to do."""
+"""Minimum number of tokens per call, over all lanes: small calls are dominated by overhead."""
 
 
 class Piece(NamedTuple):
-    """Losses of consecutive tokens of a document; the pieces of one document come in order."""
+    """Losses of consecutive tokens of a document; the pieces of one document are in order."""
 
     document: int
     start: int  # index of its first token in the document
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
 
 class Scorer(Protocol):
-    """What scores: an `Engine`, or a module in training."""
+    """The interface for scoring: an `Engine`, or a module in training."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -60,7 +60,7 @@ def score(
     edit: StateEdit | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Piece]:
-    """Score documents (arrays of tokens, without marks). chunk: tokens of a call per lane; None: whole segments."""
+    """Score documents (arrays of tokens, without marks). chunk: tokens per lane and call; None: whole segments."""
     done, whole = 0, sum(map(len, documents))
     scorer: Scorer = Engine(model) if isinstance(model, BlockRecurrentLM) else model
     config = scorer.config
@@ -96,7 +96,7 @@ class _Call(NamedTuple):
 
 @dataclass
 class _Reading:
-    """Which lane stands where, and what it remembers."""
+    """The position and memory of each lane."""
 
     documents: Sequence[NDArray[Any]]
     lanes: int
@@ -105,27 +105,27 @@ class _Reading:
     memory: DocumentMemory | None = None
 
     def __post_init__(self) -> None:
-        # Longest first: lanes then end as close together as a simple rule can bring them.
+        # Longest first: a simple rule that lets lanes end close together.
         order = sorted(range(len(self.documents)), key=lambda i: -len(self.documents[i]))
         self._queue = [i for i in order if len(self.documents[i])][::-1]
         self.places = [LanePosition(self._queue.pop(), 0) for _ in range(min(self.lanes, len(self._queue)))]
 
     def next_call(self, wanted: list[int]) -> _Call:
-        """The next tokens of every lane, at most as many as wanted."""
+        """The next tokens of every lane, up to a maximum number."""
         lengths = [
             min(n, len(self.documents[p.document]) - p.position) for n, p in zip(wanted, self.places, strict=True)
         ]
         call = _Call([], [])
         for (document, position), length in zip(self.places, lengths, strict=True):
             text = self.documents[document][max(position - 1, 0) : position + length].astype(np.int64)
-            if position == 0:  # the document mark comes before the first token
+            if position == 0:  # the document mark precedes the first token
                 text = np.concatenate([[self.eos_token_id], text])
             call.tokens.append(text[:-1])
             call.targets.append(text[1:])
         return call
 
     def advance(self, lengths: list[int], memory: DocumentMemory) -> None:
-        """Move on; lanes whose document has ended take the next, or close."""
+        """Advance; lanes whose document has ended take the next, or close."""
         moved = [
             LanePosition(p.document, p.position + length)
             if p.position + length < len(self.documents[p.document])

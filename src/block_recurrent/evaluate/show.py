@@ -1,4 +1,4 @@
-"""Evaluations as text: numbers with their definitions, a row per document, and the vocabularies side by side."""
+"""Evaluations as text: metrics with their definitions, a row per document, and a comparison of vocabularies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LABELS = {
 
 
 def describe(result: Evaluation) -> str:
-    """The measures of a split, each with its interval and definition, and a table of documents."""
+    """The metrics of a split, each with its interval and definition, and a table of documents."""
     lines = [f"{_counts(result.total)}, {len(result.documents)} documents of split '{result.split}'", ""]
     for name, label in LABELS.items():
         value = number(getattr(result.total, name))
@@ -30,18 +30,18 @@ def describe(result: Evaluation) -> str:
 
 
 def notes(result: Evaluation) -> list[str]:
-    """What the numbers rest on."""
+    """Notes about the numbers."""
     count = len(result.documents)
     if count > 1:
-        said = "[ ] 95% bootstrap interval over documents: documents drawn anew with replacement, 10,000 times"
-        said += f"; warning: {count} documents are too few for it" if count < FEW_DOCUMENTS else ""
+        said = "[ ] 95% bootstrap interval over documents, with 10,000 resamples"
+        said += f"; warning: {count} documents are too few for a reliable interval" if count < FEW_DOCUMENTS else ""
     else:
-        said = "no interval: it is taken over documents, and there is one only"
+        said = "no interval: there is only one document"
     return [
         f"  {said}",
-        f"  words: {'those that white space separates' if result.words_source == 'white space' else 'published (PG19)'}"
+        f"  words: {'separated by white space' if result.words_source == 'white space' else 'published (PG19)'}"
         f"; unknown pieces {_percent(result.unknown_share)} of tokens; "
-        f"characters that decoding does not give back {_percent(result.lost_share)}",
+        f"characters lost in decoding {_percent(result.lost_share)}",
         f"  {result.total.tokens / max(result.seconds, 1e-9):,.0f} tokens/s",
     ]
 

@@ -1,7 +1,7 @@
-"""Experiments on the recurrent state: reset, frozen, or swapped, at block borders, with the window cache kept.
+"""Experiments on the recurrent state: reset, frozen, or swapped, at block boundaries, with the window cache kept.
 
-A memory is a value, and at a block border the whole recurrent state lies in it; so an experiment on the state needs
-nothing of the model: the scorer stops its calls at the borders that an edit names, and the edit replaces the state.
+A memory is a value, and at a block boundary it contains the whole recurrent state; so an experiment on the state needs
+no change of the model: the scorer ends its calls at the boundaries that an edit names, and the edit replaces the state.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ States = dict[int, Tensor]  # by layer (counted from 0), the state vectors (S, D
 
 
 class LanePosition(NamedTuple):
-    """Where a lane stands: the next position to be read of a document."""
+    """The position of a lane: the next token of a document."""
 
     document: int
     position: int
 
 
 class StateEdit(ABC):
-    """A change of the recurrent state at some block borders of every document."""
+    """A change of the recurrent state at some block boundaries of every document."""
 
     @abstractmethod
     def next_border(self, position: int) -> int:
-        """The first position after this one at which the state is to be changed."""
+        """The first position after this one at which to change the state."""
 
     @abstractmethod
     def new_states(self, place: LanePosition, states: States) -> States:
-        """What the state becomes at this place, or the same states."""
+        """The new state at this position, or the same states."""
 
     def apply(self, memory: DocumentMemory, places: Sequence[LanePosition]) -> DocumentMemory:
-        """The memory with the state changed in the lanes that stand at a border."""
+        """The memory with the state changed in the lanes that are at a boundary."""
         at_border = [p.position > 0 and self.next_border(p.position - 1) == p.position for p in places]
         if not any(at_border):
             return memory
@@ -57,7 +57,7 @@ class StateEdit(ABC):
 
 
 class ReplaceState(StateEdit):
-    """Every `period` tokens, the state becomes a given one; of it only the vectors `which` of a layer, where named."""
+    """Every `period` tokens, replace the state, or only the vectors `which` of a layer."""
 
     def __init__(self, period: int, states: States, which: dict[int, Tensor] | None = None) -> None:
         self.period, self.states, self.which = period, states, which
@@ -76,7 +76,7 @@ class ReplaceState(StateEdit):
 
 
 class FreezeState(StateEdit):
-    """From position `first` on, the state stays as it was there. Undone after every block, so it costs short calls."""
+    """Keep the state of position `first` from there on. Restored after every block, which needs short calls."""
 
     def __init__(self, first: int, window: int) -> None:
         self.first, self.window = first, window
@@ -97,45 +97,45 @@ class FreezeState(StateEdit):
 
 
 def initial_states(model: BlockRecurrentLM) -> States:
-    """The learned state at the beginning of a document."""
+    """The learned initial state."""
     cells = {i: layer.cell for i, layer in enumerate(model.layers) if isinstance(layer.cell, RecurrentCell)}
     return {i: cell.initial_state.detach() for i, cell in cells.items()}
 
 
 def clear_every(model: BlockRecurrentLM, period: int) -> ReplaceState:
-    """The state set back to the initial one every `period` tokens."""
+    """Reset the state every `period` tokens."""
     check_recurrent(model.config)
     check_period(period, model.config.window, "--clear-every")
     return ReplaceState(period, initial_states(model))
 
 
 def freeze_after_first_segment(model: BlockRecurrentLM) -> FreezeState:
-    """No update of the state after a document's first segment."""
+    """Do not update the state after a document's first segment."""
     check_recurrent(model.config)
     return FreezeState(model.config.segment, model.config.window)
 
 
 def states_after(model: BlockRecurrentLM | Engine, tokens: NDArray[Any]) -> States:
-    """The state that a document leaves: after its last whole block. `tokens` (n,), its document mark included."""
+    """The final state of a document: after its last whole block. `tokens` (n,) include its document mark."""
     check_recurrent(model.config)
     _, memory = engine_of(model).prefill([tokens])
     return {i: layer.state[0] for i, layer in enumerate(memory.layers) if layer.state is not None}
 
 
 def check_recurrent(config: ModelConfig) -> None:
-    """An error, unless the model has a recurrent state at all."""
+    """Raise an error unless the model has a recurrent state."""
     if not config.recurrent_layers:
         raise ConfigError(
-            "this model has no recurrent state to change: its recurrent_layers is empty; take a run of a rec- or "
+            "this model has no recurrent state: its recurrent_layers is empty; choose a run of a rec- or "
             "feedback- system"
         )
 
 
 def check_period(period: int, window: int, flag: str) -> None:
-    """An error, unless the period ends at block borders, the only places where the state is defined."""
+    """Raise an error unless the period ends at block boundaries, the only positions where the state is defined."""
     if period < window or period % window:
         nearest = max(1, round(period / window)) * window
         raise ConfigError(
             f"{flag} {period}: it must be a multiple of the model's window {window}, since the state changes only at "
-            f"block borders; try {nearest}"
+            f"block boundaries; try {nearest}"
         )

@@ -1,6 +1,6 @@
-"""The loss of every token as a file, for further work: `.npz` for programs, `.csv` for eyes and spreadsheets.
+"""Files with the loss of every token: `.npz` for programs, `.csv` for spreadsheets.
 
-`.npz`: `bits` (float32, all documents one after the other), `tokens` (their ids), `offsets` (where each document
+`.npz`: `bits` (float32, all documents concatenated), `tokens` (their ids), `offsets` (where each document
 begins, and the end of the last), `names`. `.csv`: document, index (from 0), token, bits.
 """
 
@@ -22,7 +22,7 @@ SUFFIXES = (".npz", ".csv")
 
 
 def check_path(path: Path) -> None:
-    """An error before the work begins, rather than after it."""
+    """Raise errors before the work begins, rather than after it."""
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"--per-token '{path}': its name must end in .npz (arrays) or .csv (a table)")
     if not path.parent.is_dir():
@@ -43,7 +43,7 @@ class TokenLosses:
         self.bits[begin : begin + len(bits)] = bits
 
     def write(self) -> None:
-        """Put the file in its place, whole."""
+        """Write the file atomically."""
         file = io.BytesIO()
         (self._write_csv if self.path.suffix.lower() == ".csv" else self._write_npz)(file)
         write_file(self.path, file.getvalue())

@@ -1,4 +1,4 @@
-"""The memory of a document in the place where transformers has its key-value cache."""
+"""The memory of a document as the key-value cache of transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from block_recurrent.model.memory import DocumentMemory
 
 
 class BlockRecurrentCache:
-    """A `DocumentMemory` as `past_key_values`. A value: the model returns the next one and leaves this as it is."""
+    """A `DocumentMemory` as `past_key_values`. It is immutable: the model returns a new one."""
 
     is_compileable = False
 
@@ -21,7 +21,7 @@ class BlockRecurrentCache:
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """0: `generate` cuts this many tokens from the front of its input, and none of it has been read yet.
 
-        How much the memory has read in all is `tokens_read`.
+        `tokens_read` has the total number of tokens.
         """
         return 0
 
@@ -31,7 +31,7 @@ class BlockRecurrentCache:
 
     @property
     def tokens_read(self) -> list[int]:
-        """Tokens that each lane has read, the document mark counted."""
+        """Number of tokens that each lane has read, including the document mark."""
         return self.memory.tokens_read.tolist()
 
     @property
@@ -39,11 +39,11 @@ class BlockRecurrentCache:
         return self.memory.lanes
 
     def select(self, lanes: Sequence[int] | Tensor) -> BlockRecurrentCache:
-        """The lanes named, in that order: for beam search."""
+        """The given lanes, in that order: for beam search."""
         return BlockRecurrentCache(self.memory.select(lanes.tolist() if isinstance(lanes, Tensor) else lanes))
 
     def repeat(self, times: int) -> BlockRecurrentCache:
-        """Every lane so many times, side by side."""
+        """Every lane repeated, as in `torch.repeat_interleave`."""
         return self.select([lane for lane in range(self.lanes) for _ in range(times)])
 
     def save(self, path: str | Path) -> None:
@@ -52,5 +52,5 @@ class BlockRecurrentCache:
 
     @classmethod
     def load(cls, path: str | Path) -> BlockRecurrentCache:
-        """Read a memory file. The model that gets it checks that it made it."""
+        """Load a memory file. The model checks that the memory belongs to it."""
         return cls(DocumentMemory.load(path))

@@ -1,4 +1,4 @@
-"""The model's configuration as transformers knows configurations: the fields of `ModelConfig`, one by one."""
+"""The model's configuration as a `PretrainedConfig` of transformers, with the fields of `ModelConfig`."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class BlockRecurrentConfig(PretrainedConfig):
             setattr(self, name, value)
         mark = config.eos_token_id
         values = {"bos_token_id": mark, "eos_token_id": mark, "pad_token_id": mark} | values
-        # The output table is the embedding itself, inside of the model: there is nothing to tie.
+        # The output table is the embedding itself, inside the model: there is nothing to tie.
         super().__init__(**values | {"tie_word_embeddings": False})
 
     def model_config(self) -> ModelConfig:
-        """The configuration that our model takes."""
+        """The `ModelConfig` of this configuration."""
         return ModelConfig.from_dict({name: getattr(self, name) for name in _FIELDS})
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """What is written to config.json: every field of ours, also one that has its default value today."""
+        """The contents of config.json: every field of `ModelConfig`, including those with default values."""
         return super().to_diff_dict() | self.model_config().to_dict()

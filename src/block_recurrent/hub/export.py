@@ -11,7 +11,7 @@ from block_recurrent.hub.manifest import write_export_manifest
 from block_recurrent.io.atomic import atomic_folder
 
 STUB = "block_recurrent_hf.py"
-# What `trust_remote_code=True` runs. It holds no model: that is the package's, in the version that is installed.
+# The code for `trust_remote_code=True`. It only refers to the installed version of this package.
 STUB_CODE = '''"""This model's code is the Python package block-recurrent; this file only points to it."""
 
 try:
@@ -29,7 +29,7 @@ __all__ = ["BlockRecurrentConfig", "BlockRecurrentForCausalLM", "BlockRecurrentT
 
 
 def export_folder(run: str | Path, out: Path, checkpoint: str = "last") -> LoadedRun:
-    """Write model, tokenizer and the stub: the folder is whole or not there."""
+    """Write model, tokenizer and the stub, atomically."""
     try:
         from block_recurrent.hub.modeling import BlockRecurrentForCausalLM
     except ImportError:

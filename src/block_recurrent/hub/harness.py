@@ -1,8 +1,8 @@
-"""lm-evaluation-harness: our model as one of theirs, and a folder of books as one of their tasks.
+"""lm-evaluation-harness: an adapter for models, and a task for a folder of books.
 
-Importing this module registers the model `block-recurrent`. Their rolling log-likelihood cuts a text into windows that
-know nothing of each other; here the memory is carried from its first token to its last, so each token is predicted
-exactly once, from everything before it, and the number is that of `brt eval`.
+Importing this module registers the model `block-recurrent`. The harness' rolling log-likelihood cuts a text into
+independent windows; here the memory is carried from the first token to the last, so each token is predicted
+exactly once, from everything before it, and the result is that of `brt eval`.
 
     python -m block_recurrent.hub.harness runs/first --books books/
     python -m block_recurrent.hub.harness runs/first --tasks lambada_openai,wikitext
@@ -68,7 +68,7 @@ class BlockRecurrentHarness(TemplateLM):
         return self.text_tokenizer.encode(string).tolist()
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Natural log-probability of each whole text, as a document of its own."""
+        """Natural log-probability of each whole text, as a separate document."""
         found: list[float] = []
         for start in range(0, len(requests), self.batch_size):
             rows = [self.tok_encode(request.args[0]) for request in requests[start : start + self.batch_size]]
@@ -79,7 +79,7 @@ class BlockRecurrentHarness(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
-        """Of each continuation after its context: its natural log-probability, and whether greedy writing gives it."""
+        """For each continuation after its context: its natural log-probability, and whether it is the greedy one."""
         return [self._continuation(context, continuation) for _, context, continuation in requests]
 
     def _continuation(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
@@ -98,7 +98,7 @@ class BlockRecurrentHarness(TemplateLM):
         return log_prob, greedy
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continuations, greedy unless the task samples, up to one of its stop texts."""
+        """Continuations, greedy unless the task samples, up to one of its stop strings."""
         return [self._generate(*request.args) for request in requests]
 
     def _generate(self, context: str, options: dict[str, Any]) -> str:
@@ -114,13 +114,13 @@ class BlockRecurrentHarness(TemplateLM):
 def evaluate(
     lm: TemplateLM, books: str | Path | None = None, tasks: Sequence[str] = (), limit: int | None = None
 ) -> dict[str, Any]:
-    """Run tasks of theirs, and ours on a folder of books; returns their results by task."""
+    """Run tasks of the harness, and `books` on a folder of books; returns the results by task."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     names = [*tasks, *(["books"] if books else [])]
     if not names:
-        raise InputError("there is nothing to do: give a folder of books, or names of tasks")
+        raise InputError("nothing to do: give a folder of books, or names of tasks")
     metadata = {"folder": str(books)} if books else {}
     manager = TaskManager(include_path=str(TASKS), include_defaults=bool(tasks), metadata=metadata)
     results = simple_evaluate(model=lm, tasks=names, task_manager=manager, limit=limit, bootstrap_iters=0)
@@ -131,12 +131,12 @@ def evaluate(
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m block_recurrent.hub.harness`: prints the results as JSON."""
     parser = argparse.ArgumentParser(prog="python -m block_recurrent.hub.harness", description=__doc__)
-    parser.add_argument("run", help="a run's folder, or one of its checkpoints")
-    parser.add_argument("--books", metavar="DIR", help="a folder of texts: our task 'books'")
+    parser.add_argument("run", help="a run folder, or a checkpoint")
+    parser.add_argument("--books", metavar="DIR", help="a folder of text files for the task 'books'")
     parser.add_argument("--tasks", default="", metavar="A,B", help="tasks of the harness")
-    parser.add_argument("--limit", type=int, help="only so many documents of each task")
-    parser.add_argument("--batch-size", type=int, default=1, help="texts side by side (default: 1)")
-    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint's folder")
+    parser.add_argument("--limit", type=int, help="number of documents per task (default: all)")
+    parser.add_argument("--batch-size", type=int, default=1, help="texts per batch (default: 1)")
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint folder")
     args = parser.parse_args(argv)
     try:
         lm = BlockRecurrentHarness(args.run, args.checkpoint, batch_size=args.batch_size)

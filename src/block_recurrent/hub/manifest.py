@@ -15,7 +15,7 @@ NAME = "block_recurrent_manifest.json"
 
 
 def write_export_manifest(folder: Path) -> None:
-    """List the files of a folder that is being made; they can be read by all, as other files."""
+    """Write the manifest of a folder being exported, and make its files readable by all."""
     for path in folder.iterdir():
         path.chmod(0o644)
     manifest = {"format": FORMAT, "version": VERSION, "files": dict(sorted(door.list_files(folder).items()))}
@@ -23,7 +23,7 @@ def write_export_manifest(folder: Path) -> None:
 
 
 def check_export(name: Any) -> None:
-    """An error if a file of an exported folder was changed. Folders of 0.1.0, and of others, have no manifest."""
+    """Raise an error if a file of an exported folder was changed. Folders of 0.1.0 have no manifest."""
     folder = Path(str(name))
     if not (folder / NAME).is_file():
         return
@@ -31,7 +31,7 @@ def check_export(name: Any) -> None:
         files = door.read_manifest(folder / NAME, FORMAT, {VERSION: {"files": door.is_files}})["files"]
         for listed, digest in files.items():
             if not (folder / listed).is_file() or door.sha256_of(folder / listed) != digest:
-                raise FileFormatError(f"{listed} is missing or does not have the hash that it should have")
+                raise FileFormatError(f"{listed} is missing, or its hash differs")
     except FileFormatError as error:
         raise FileFormatError(
             f"the export '{name}' is damaged: {error}; export it again, or remove {NAME} if you changed it yourself"

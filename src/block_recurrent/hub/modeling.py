@@ -1,7 +1,7 @@
-"""The model as transformers knows models: `generate`, beam search, pipelines.
+"""The model as a `PreTrainedModel` of transformers: `generate`, beam search, pipelines.
 
-The document mark is bos, eos and pad. As an input it starts a document, whatever the memory held before; so padding
-with marks can do no harm, and a row that has ended and is fed marks disturbs nobody.
+The document mark is bos, eos and pad. As an input it starts a document and resets the memory; so padding
+with marks is harmless, and rows that have ended can be fed marks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOKENS_AT_ONCE = 2048
 
 
 _GENERATING: ContextVar[tuple[Any, Engine] | None] = ContextVar("generating", default=None)
-"""The model that generates in this thread, and the engine that does it: other threads may use the model meanwhile."""
+"""The model that generates in this thread, and its engine: other threads may use the model at the same time."""
 
 
 class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
@@ -59,13 +59,13 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """As any causal model of transformers. Padding is taken out by the mask; logits there are zeros."""
+        """Like other causal models of transformers. Padding is removed by the mask; logits there are zeros."""
         if input_ids is None or inputs_embeds is not None:
-            raise InputError("give input_ids: this model takes no inputs_embeds")
+            raise InputError("give input_ids: this model does not support inputs_embeds")
         if output_attentions or output_hidden_states:
-            raise InputError("output_attentions and output_hidden_states are not supported; 'brt inspect' looks inside")
+            raise InputError("output_attentions and output_hidden_states are not supported; see 'brt inspect'")
         if not isinstance(logits_to_keep, int):
-            raise InputError("logits_to_keep must be a whole number: how many of the last logits are wanted, 0 for all")
+            raise InputError("logits_to_keep must be a whole number: how many of the last logits to compute, 0 for all")
         memory = _memory_of(past_key_values, len(input_ids))
         rows = Rows.of(input_ids, attention_mask)
         keep = logits_to_keep if labels is None else 0
@@ -88,12 +88,12 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
     def read(
         self, input_ids: Tensor, memory: BlockRecurrentCache | DocumentMemory | None = None
     ) -> BlockRecurrentCache:
-        """Read on, without logits: give every token but the last, which `generate` gets."""
+        """Read tokens without computing logits: all but the last token, which goes to `generate`."""
         outputs = self(input_ids, past_key_values=memory, logits_to_keep=1)
         return outputs.past_key_values
 
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """transformers' own, from a carried memory too: `generate(new_ids, past_key_values=memory)`."""
+        """As in transformers, optionally from a carried memory: `generate(new_ids, past_key_values=memory)`."""
         memory = kwargs.get("past_key_values")
         given = inputs if inputs is not None else kwargs.get("input_ids")
         if given is not None and given.shape[-1] == 0:
@@ -110,7 +110,7 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
             )
             if isinstance(memory, DocumentMemory):
                 kwargs["past_key_values"] = BlockRecurrentCache(memory)
-        # With the weights of this moment: they may be trained between two calls. Never with dropout.
+        # With the current weights, which may be trained between two calls. Always without dropout.
         token = _GENERATING.set((self, Engine(self.model)))
         try:
             return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
@@ -131,7 +131,7 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
             _refuse_mark_after(memory, rows, self.model.config.eos_token_id)
         if keep == 1:
             if any(first + length < width for first, length in zip(rows.first, rows.lengths, strict=True)):
-                raise InputError("padding is on the right of a text that is to be continued: pad on the left")
+                raise InputError("padding is on the right of a text to continue: pad on the left")
             rows = rows.from_last_mark(self.model.config.eos_token_id)
         kept_from = width - keep if keep else 0
         hidden = self.model.embedding.weight.new_zeros(lanes, width - kept_from, self.config.d_model)
@@ -144,7 +144,7 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
             x, memory = model.hidden(rows.tokens[:, start:end], memory, starts, lengths)
             memory = memory if engine is None else engine.snapshot.signed(memory)
             if x.shape == hidden.shape and not any(rows.first) and lengths is None:
-                return x, memory  # the common case: one call, nothing to put in place
+                return x, memory  # the common case: one call, nothing to rearrange
             for lane, count in enumerate(counts):
                 column = rows.first[lane] + start
                 skipped = max(kept_from - column, 0)
@@ -158,11 +158,11 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
         return self.model.embedding
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: `BlockRecurrentLM` is made with its initial values."""
+        """Does nothing: `BlockRecurrentLM` initializes its own weights."""
 
     @classmethod
     def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """transformers' own, after checking the hashes of a folder that `brt export` made."""
+        """As in transformers, after verifying the hashes of a folder made by `brt export`."""
         check_export(name)
         return super().from_pretrained(name, *args, **kwargs)
 
@@ -187,7 +187,7 @@ def _memory_of(cache: BlockRecurrentCache | DocumentMemory | None, lanes: int) -
         return None
     if not isinstance(cache, (BlockRecurrentCache, DocumentMemory)):
         raise InputError(
-            f"past_key_values is a {type(cache).__name__}: this model has a BlockRecurrentCache, as its outputs give it"
+            f"past_key_values is a {type(cache).__name__}: it must be a BlockRecurrentCache, as returned by this model"
         )
     memory = cache if isinstance(cache, DocumentMemory) else cache.memory
     # One book, several continuations.
@@ -195,17 +195,17 @@ def _memory_of(cache: BlockRecurrentCache | DocumentMemory | None, lanes: int) -
 
 
 def _refuse_mark_after(memory: DocumentMemory | None, rows: Rows, mark: int) -> None:
-    """A mark would make the model forget what it has read; who gives a memory does not mean that."""
+    """A mark would reset the memory, which is an error if one was given."""
     if memory is None or memory.lanes != len(rows.lengths):
-        return  # another number of lanes is the model's to refuse
+        return  # the model rejects a wrong number of lanes
     for lane, (count, length) in enumerate(zip(memory.tokens_read.tolist(), rows.lengths, strict=True)):
         if count and length and int(rows.tokens[lane, 0]) == mark:
             raise InputError(
                 f"a memory that has read {count} tokens was given, and input_ids begins with the document mark {mark}, "
-                "which starts a new document: leave the mark out (add_special_tokens=False), or the memory"
+                "which starts a new document: omit the mark (add_special_tokens=False), or the memory"
             )
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy of the next tokens; labels of -100 don't count. Shifted here, as transformers does."""
+    """Mean cross-entropy of the next tokens; labels of -100 are ignored. Shifted here, as in transformers."""
     return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100)

@@ -1,7 +1,7 @@
-"""From what transformers gives (a padded matrix, a mask, marks anywhere) to what the model takes.
+"""Converts the input of transformers (a padded matrix, a mask, marks anywhere) to that of the model.
 
-Padding is taken out: rows move to the left and have lengths of their own. The document mark starts a document wherever
-it stands, so the call is cut where a row has one.
+Padding is removed: rows are shifted to the left and have individual lengths. The document mark starts a document
+anywhere, so the call is split where a row has one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Rows:
     """Tokens (B, N) without padding in front, and where they came from."""
 
     tokens: Tensor
-    lengths: list[int]  # real tokens of each row; behind them comes padding that changes nothing
+    lengths: list[int]  # real tokens of each row, followed by padding without effect
     first: list[int]  # column of the input where each row's first real token was
 
     @classmethod
     def of(cls, input_ids: Tensor, attention_mask: Tensor | None) -> Rows:
-        """Take the padding out; it may be on the left or on the right of a row, not inside."""
+        """Remove the padding, which may be on the left or on the right of a row, not inside."""
         lanes, width = input_ids.shape
         if attention_mask is None:
             return cls(input_ids, [width] * lanes, [0] * lanes)
@@ -41,13 +41,11 @@ class Rows:
         columns = torch.arange(width, device=real.device)
         begin, count = (torch.tensor(x, device=real.device)[:, None] for x in (first, lengths))
         if not torch.equal(real, (columns >= begin) & (columns < begin + count)):
-            raise InputError(
-                "attention_mask has zeros between ones: only padding in front of or behind a text is known"
-            )
+            raise InputError("attention_mask has zeros between ones: padding must be before or after a text")
         return cls(input_ids, lengths, first).moved_left()
 
     def moved_left(self) -> Rows:
-        """With every row's first token in column 0."""
+        """Shift the first token of every row to column 0."""
         if not any(self.first):
             return self
         width = self.tokens.shape[1]
@@ -57,7 +55,7 @@ class Rows:
         return Rows(self.tokens.gather(1, columns)[:, :longest], self.lengths, self.first)
 
     def from_last_mark(self, mark: int) -> Rows:
-        """Without what comes before a row's last mark: for the logits of the last token it does not count."""
+        """Drop everything before a row's last mark: it does not affect the logits of the last token."""
         columns = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         last = torch.where((self.tokens == mark) & self._inside(), columns, 0).amax(1).tolist()
         if not any(last):

@@ -1,4 +1,4 @@
-"""Our tokenizers as transformers knows tokenizers: bytes, and SentencePiece files."""
+"""The tokenizers as a `PreTrainedTokenizer` of transformers: bytes, and SentencePiece files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VOCABULARY = "tokenizer.model"
 class BlockRecurrentTokenizer(PreTrainedTokenizer):
     """Puts the document mark in front of every text, as training does; pads with it on the left.
 
-    Text is only text: the characters of the mark's name in it are no mark.
+    Text is only text: the name of the mark in a text is not encoded as the mark.
     """
 
     vocab_files_names = {"vocab_file": VOCABULARY}  # noqa: RUF012 (transformers wants plain attributes)
@@ -27,7 +27,7 @@ class BlockRecurrentTokenizer(PreTrainedTokenizer):
 
     def __init__(self, vocab_file: str | None = None, kind: str = "bytes", **kwargs: Any) -> None:
         if kind != "bytes" and vocab_file is None:
-            raise DataError(f"this tokenizer needs its file {VOCABULARY}, which is not there")
+            raise DataError(f"this tokenizer needs its file {VOCABULARY}, which is missing")
         self.tokenizer: Tokenizer = load_tokenizer("bytes" if kind == "bytes" else str(vocab_file))
         self.vocab_file, self.kind = vocab_file, kind
         self._pieces = _piece_names(self.tokenizer)
@@ -74,7 +74,7 @@ class BlockRecurrentTokenizer(PreTrainedTokenizer):
         clean_up_tokenization_spaces: bool | None = None,
         **kwargs: Any,
     ) -> str:
-        """Whole sequences are decoded at once, so that characters made of several tokens come out right."""
+        """Decodes whole sequences at once, so that characters of several tokens are correct."""
         texts: list[list[int]] = [[]]
         for token in [token_ids] if isinstance(token_ids, int) else token_ids:
             if token == self.tokenizer.eos_token_id:

@@ -1,3 +1,3 @@
-"""Running a trained model: `Engine` holds a snapshot of its weights and decodes from it."""
+"""Inference: `Engine` has a snapshot of a model's weights and decodes with it."""
 
 from block_recurrent.inference.engine import Engine, Scored

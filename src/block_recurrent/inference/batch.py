@@ -1,7 +1,7 @@
-"""Several sessions in one batch: each reads and writes what it would alone.
+"""Several sessions in one batch: each has the same result as alone.
 
-Sessions may stand at different positions and get texts of different lengths; the model takes a different number of
-tokens in each lane, so there is no padding that anybody could see.
+Sessions may be at different positions and get texts of different lengths; the model takes a different number of
+tokens in each lane, so padding has no effect.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def write_batch(
     seeds: Sequence[int] | None = None,
     **options: Any,
 ) -> list[Written]:
-    """Continue each of several texts, as new documents, in one batch. An empty text is the beginning of a document."""
+    """Generate a continuation of each prompt, as a new document, in one batch. Prompts may be empty."""
     sampling = Sampling.of(**options)
     check_max_tokens(max_tokens)
     if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
-        raise InputError("prompts must be a list of texts")
+        raise InputError("prompts must be a list of strings")
     engine = engine_of(model)
     sessions = [Session(engine, tokenizer) for _ in prompts]
     read_together(sessions, prompts)
@@ -42,7 +42,7 @@ def write_batch(
 
 
 def read_together(sessions: Sequence[Session], texts: Sequence[str]) -> None:
-    """Each session reads its text to the end: nothing is held back."""
+    """Each session reads its text to the end; nothing is held back."""
     if len(sessions) != len(texts):
         raise InputError(f"there are {len(sessions)} sessions and {len(texts)} texts: each session reads one")
     engine, tokenizer = _shared(sessions)
@@ -61,10 +61,10 @@ def read_together(sessions: Sequence[Session], texts: Sequence[str]) -> None:
 def write_together(
     sessions: Sequence[Session], max_tokens: int, sampling: Sampling, seeds: Sequence[int] | None = None
 ) -> list[Written]:
-    """Each session writes on, with the sampling's seed or with its own; all share the model's calls."""
+    """Generate from each session, with the seed of the sampling or with individual ones, sharing the model's calls."""
     engine, tokenizer = _shared(sessions)
     if seeds is not None and len(seeds) != len(sessions):
-        raise ConfigError(f"there are {len(seeds)} seeds for {len(sessions)} sessions: give one for each")
+        raise ConfigError(f"there are {len(seeds)} seeds for {len(sessions)} sessions: give one per session")
     if sampling.beams > 1:
         from block_recurrent.inference.beam import search
 
@@ -82,7 +82,7 @@ def write_together(
             writer = writers[lane]
             written[lane].append(writer.take(logits[index], after))
             if writer.ended:
-                # A mark was not fed, and the token before it is to be fed again.
+                # A mark was not fed, and the token before it has to be fed again.
                 own_memory = _lane(memory if writer.ended == MARK else after, index)
                 sessions[lane].state = replace(writer.state, memory=own_memory)
         left = [index for index, lane in enumerate(busy) if not writers[lane].ended]
@@ -109,7 +109,7 @@ def _shared(sessions: Sequence[Session]) -> tuple[Engine, Tokenizer]:
     first = sessions[0]
     mine = first.engine.fingerprint()
     if any(s.engine.fingerprint() != mine or s.tokenizer is not first.tokenizer for s in sessions):
-        raise InputError("the sessions have different models or tokenizers: only those of one model share a batch")
+        raise InputError("the sessions have different models or tokenizers: a batch needs a single model")
     if len({id(session) for session in sessions}) < len(sessions):
-        raise InputError("a session is named twice: fork it, so that each has its own text")
+        raise InputError("a session occurs twice: fork it, so that each has its own text")
     return first.engine, first.tokenizer

@@ -1,7 +1,7 @@
-"""Beam search: the likeliest texts, not drawn ones. As in transformers: see `generate(num_beams=...)` there.
+"""Beam search, as in transformers: see `generate(num_beams=...)` there.
 
-At every step the `2 * beams` best continuations of all running beams are looked at. Those that end (document mark,
-stop string, length) are kept as finished if they are among the first `beams`; the best that go on are the next beams.
+At every step the `2 * beams` best continuations of all running beams are considered. Those that end (document mark,
+stop string, length) are kept as finished if they are among the first `beams`; the best others are the next beams.
 Sums of log-probabilities are compared after division by length ** length_penalty.
 """
 
@@ -21,17 +21,17 @@ from block_recurrent.model.memory import DocumentMemory
 
 @dataclass(frozen=True)
 class Beam:
-    """A text that is being tried."""
+    """An unfinished hypothesis."""
 
     tokens: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
-    score: float = 0.0  # sum of log-probabilities, penalties included
+    score: float = 0.0  # sum of log-probabilities, including penalties
     lane: int = 0  # of the memory before its last token
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A text that came to its end."""
+    """A finished hypothesis."""
 
     beam: Beam
     score: float  # divided by length
@@ -40,7 +40,7 @@ class Finished:
 
 
 def search(session: Session, max_tokens: int, sampling: Sampling) -> list[Written]:
-    """The best texts, best first; the session goes on from the first one."""
+    """The best texts, best first; the session continues from the first one."""
     session.flush()
     finished: list[Finished] = []
     beams, memory = [Beam()], session.memory
@@ -68,7 +68,7 @@ def search(session: Session, max_tokens: int, sampling: Sampling) -> list[Writte
 
 
 def _continuations(session: Session, beams: list[Beam], logits: Tensor, sampling: Sampling) -> list[Beam]:
-    """The best continuations by one token of all beams, best first: twice as many as beams are wanted."""
+    """The best continuations of all beams by one token, best first: twice the number of beams."""
     plain = logits.to("cpu", torch.float64).log_softmax(-1)
     scores = plain.clone()
     for lane, beam in enumerate(beams):
@@ -86,7 +86,7 @@ def _continuations(session: Session, beams: list[Beam], logits: Tensor, sampling
 
 
 def _ending(session: Session, beam: Beam, sampling: Sampling, at_end: bool) -> str | None:
-    """Why this beam can't go on, or None."""
+    """Why this beam ends, or None."""
     if beam.tokens[-1] == session.tokenizer.eos_token_id:
         return MARK
     if sampling.stop and _text(session, beam, sampling)[1]:
@@ -95,7 +95,7 @@ def _ending(session: Session, beam: Beam, sampling: Sampling, at_end: bool) -> s
 
 
 def _nothing_better(finished: list[Finished], best: Beam, step: int, sampling: Sampling) -> bool:
-    """Whether the running beams can't be expected to beat the worst of a full set of finished ones."""
+    """Whether no running beam can be expected to beat the worst of a full set of finished ones."""
     return len(finished) == sampling.beams and best.score / step**sampling.length_penalty <= finished[-1].score
 
 
@@ -113,7 +113,7 @@ def _written(session: Session, one: Finished, sampling: Sampling) -> Written:
 
 
 def _go_on(session: Session, one: Finished) -> None:
-    """Put the session behind a text that was found."""
+    """Move the session to the end of a text that was found."""
     tokens = [token for token in one.beam.tokens if token != session.tokenizer.eos_token_id]
     if tokens:
         raw = session.tokenizer.decode_bytes(tokens, begin=session.position == 0)

@@ -5,9 +5,9 @@
     for _ in range(100):
         logits, memory = engine.decode(logits.argmax(-1), memory)
 
-It computes what `model(tokens, memory)` does, always without dropout and without gradients, and any mix of calls gives
-the same as one. The memory is a value here too: decoding twice from one memory is a fork. Several threads may use one
-engine. What the source model learns later, the engine takes over at `refresh`.
+It computes the same as `model(tokens, memory)`, without dropout and gradients, and any sequence of calls gives
+the same result as one. The memory is a value: decoding twice from one memory is a fork. An engine is thread-safe.
+Call `refresh` after the weights of the source model have changed.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 
 TOKENS_AT_ONCE = 2048
-"""Tokens of one call in prefill, or one segment if that is more: enough to be fast, however short the segment."""
+"""Tokens per prefill call, or one segment if that is more: enough to be fast, even if segments are short."""
 DECODED = 4
-"""Up to so many tokens of a lane are decoded one by one: a call of the model takes longer to begin."""
+"""Up to this number of tokens per lane, decoding one by one is faster than a call of the model."""
 Tokens = Tensor | Sequence[ArrayLike]
 
 
 class Scored(NamedTuple):
-    """What `Engine.score` returns."""
+    """Result of `Engine.score`."""
 
     nats: list[NDArray[np.float32]]
-    """Of each row, the negative log-probabilities of its targets."""
+    """For each row, the negative log-probabilities of its targets."""
     memory: DocumentMemory
 
 
 class Engine:
-    """Inference with a model's weights in float32 (as the model has them), bfloat16 or int8."""
+    """Inference with a model's weights in float32 (unchanged), bfloat16 or int8."""
 
     def __init__(self, model: BlockRecurrentLM, weights: str = "float32") -> None:
         self.model, self.weights = model, weights
         self.refresh()
 
     def refresh(self) -> None:
-        """Take the model's weights anew. Memories that were made with other weights are refused from now on."""
+        """Update the snapshot of the model's weights. Memories made with other weights are rejected from then on."""
         snapshot = Snapshot(self.model, self.weights)
-        # Together, for threads that are using the engine meanwhile.
+        # In one assignment, for other threads that are using the engine.
         self._now = snapshot, NativeDecoder(snapshot) if NativeDecoder.fits(snapshot) else None
 
     @property
     def snapshot(self) -> Snapshot:
-        """The weights that this engine computes with."""
+        """The weights of this engine."""
         return self._now[0]
 
     @property
@@ -66,7 +66,7 @@ class Engine:
         return self.snapshot.config
 
     def fingerprint(self) -> str:
-        """Hash of shape and weights; in float32 the same as the model's."""
+        """Hash of shape and weights; in float32 equal to the model's."""
         return self.snapshot.fingerprint()
 
     def empty(self, lanes: int = 1) -> DocumentMemory:
@@ -80,7 +80,7 @@ class Engine:
     ) -> tuple[Tensor, DocumentMemory]:
         """Read tokens (B, N), or a row per lane, of any lengths -> logits (B, V) after the last one of each lane.
 
-        lengths (B,): how many tokens of a tensor are real in each lane, at least one.
+        lengths (B,): the number of real tokens in each lane of a tensor, at least one.
         """
         (snapshot, decoder), rows = self._now, self._rows(tokens, lengths)
         if not all(len(row) for row in rows):
@@ -90,7 +90,7 @@ class Engine:
             for token in rows[0]:
                 logits, memory = _decode(snapshot, decoder, torch.tensor([[token]]), memory)
             return logits, memory
-        # Logits are made of the last vectors alone, unless a subclass may do more than that to them.
+        # Compute logits only for the last vectors, unless a subclass may change them.
         run = snapshot.model.hidden if snapshot.is_plain else snapshot.model
         last: list[Tensor] = [torch.empty(0)] * len(rows)
         for start, end in _chunks(snapshot.config, memory, rows):
@@ -115,14 +115,14 @@ class Engine:
     def decode_many(
         self, tokens: Sequence[int], memories: Sequence[DocumentMemory]
     ) -> tuple[Tensor, list[DocumentMemory]]:
-        """`decode` for memories of one lane each, wherever they stand: a batch for this call only.
+        """`decode` for memories of one lane each, at any positions: a batch for this call only.
 
-        With the decode kernel, a lane's logits and memory are the same to the last bit whatever the others are.
+        With the decode kernel, a lane's logits and memory are bit-for-bit independent of the other lanes.
         """
         if len(tokens) != len(memories):
-            raise InputError(f"there are {len(tokens)} tokens for {len(memories)} memories: give one for each")
+            raise InputError(f"there are {len(tokens)} tokens for {len(memories)} memories: give one per memory")
         if any(memory.lanes != 1 for memory in memories):
-            raise InputError("decode_many takes memories of one lane each: use decode for those of several")
+            raise InputError("decode_many takes memories of one lane each: use decode for memories of several lanes")
         snapshot, decoder = self._now
         column = _column(tokens, snapshot.device)
         if memories and decoder is not None and (checked := _checked(snapshot, column, memories)) is not None:
@@ -132,10 +132,10 @@ class Engine:
 
     @torch.no_grad()
     def score(self, rows: Tokens, targets: Tokens, memory: DocumentMemory | None = None) -> Scored:
-        """Read a row per lane, and how well each of its `targets`, as many, was predicted."""
+        """Read a row per lane, and score its `targets`, one per token."""
         snapshot, inputs, wanted = self.snapshot, self._rows(rows), self._rows(targets)
         if list(map(len, inputs)) != list(map(len, wanted)):
-            raise InputError("rows and targets have different lengths: every token has one target")
+            raise InputError("rows and targets have different lengths: every token needs one target")
         memory = self.empty(len(inputs)) if memory is None else memory
         nats: list[list[NDArray[np.float32]]] = [[] for _ in inputs]
         for start, end in _chunks(snapshot.config, memory, inputs):
@@ -154,7 +154,7 @@ class Engine:
             real = checks.lengths_of(lengths, *tokens.shape)
             return [row[:length] for row, length in zip(tokens.long().cpu().numpy(), real, strict=True)]
         if lengths is not None:
-            raise InputError("lengths go with a tensor of tokens: rows have lengths of their own")
+            raise InputError("lengths can only be given with a tensor of tokens, not with rows")
         rows = [np.asarray(row) for row in tokens]
         if not rows or any(row.ndim != 1 or (row.size and row.dtype.kind not in "iu") for row in rows):
             raise InputError("tokens must be a tensor (lanes, length) or at least one row of integers")
@@ -162,7 +162,7 @@ class Engine:
 
 
 def engine_of(model: BlockRecurrentLM | Engine) -> Engine:
-    """The engine itself, or a new one with the model's weights as they are now."""
+    """The engine itself, or a new one with the current weights of the model."""
     return model if isinstance(model, Engine) else Engine(model)
 
 
@@ -177,7 +177,7 @@ def _decode(
 
 
 def _checked(snapshot: Snapshot, column: Tensor, memories: Sequence[DocumentMemory]) -> list[int] | None:
-    """The tokens for the kernel; None where something is wrong, which the model then tells."""
+    """The tokens for the kernel; None if they are invalid, for which the model then raises an error."""
     tokens, V = column[:, 0].tolist(), snapshot.config.vocab_size
     if not all(isinstance(memory, DocumentMemory) for memory in memories):
         return None
@@ -196,7 +196,7 @@ def _column(tokens: Tensor | Sequence[int], device: torch.device) -> Tensor:
 def _chunks(
     config: ModelConfig, memory: DocumentMemory, rows: Sequence[NDArray[np.int64]]
 ) -> Iterator[tuple[int, int]]:
-    """Where the calls begin and end: first up to a block's end, then whole segments, which need no copies."""
+    """The ranges of the calls: first up to the end of a block, then whole segments, which need no copies."""
     start, length = 0, max(map(len, rows))
     size = max(config.segment, TOKENS_AT_ONCE // config.window * config.window)
     end = -int(memory.tokens_read[0]) % config.window if length > config.window else size
@@ -209,7 +209,7 @@ def _chunks(
 def _padded(
     rows: Sequence[NDArray[np.int64]], start: int, end: int, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """The columns from start to end, (B, columns), and how many of them each row has; None if it has them all."""
+    """The columns from start to end, (B, columns), and the number of them in each row; None if rows have all."""
     pieces = [row[start:end] for row in rows]
     lengths = [len(piece) for piece in pieces]
     padded = np.zeros((len(rows), max(lengths)), np.int64)

@@ -1,4 +1,4 @@
-"""Talking to a book: type, and it continues. Lines that begin with a slash are commands."""
+"""Interactive generation: type text, and the model continues it. Lines that begin with a slash are commands."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from block_recurrent.inference.sampling import Sampling
 from block_recurrent.inference.session import Session
 from block_recurrent.inference.session_state import SessionState
 
-KEPT_STEPS = 32  # how far /undo goes back. A step is a memory, which may be many megabytes.
+KEPT_STEPS = 32  # number of steps for /undo. Each step keeps a memory, which may take many megabytes.
 
 
 class Conversation:
-    """One user, some branches of one document, and what can be undone."""
+    """Branches of a document, and the history for undo."""
 
     def __init__(
         self,
@@ -34,19 +34,19 @@ class Conversation:
         self._before: list[SessionState] = []
         self._own: set[Path] = set()  # files saved in this conversation
         self._commands: dict[str, tuple[Callable[[str], None], str]] = {
-            "/save": (self._save, "/save FILE   keep the memory in a file; /save! FILE replaces one"),
+            "/save": (self._save, "/save FILE   save the memory to a file; /save! FILE overwrites"),
             "/save!": (lambda path: self._save(path, replace=True), ""),
             "/load": (self._load, "/load FILE   continue from a memory file of this model"),
-            "/fork": (self._fork, "/fork [N]    branch off here into a new branch, or go to branch N"),
-            "/undo": (self._undo, "/undo        take back the last line and what was written after it"),
-            "/where": (self._where, "/where       how much was read, and where this is"),
-            "/help": (self._help, "/help        this list"),
-            "/quit": (self._help, "/quit        end; so does Ctrl-D. Ctrl-C stops the sentence only"),
+            "/fork": (self._fork, "/fork [N]    start a new branch here, or switch to branch N"),
+            "/undo": (self._undo, "/undo        undo the last line and the text generated after it"),
+            "/where": (self._where, "/where       show the branch, the position and the last text"),
+            "/help": (self._help, "/help        show this list"),
+            "/quit": (self._help, "/quit        quit, like Ctrl-D; Ctrl-C only stops generating"),
         }
 
     def run(self) -> int:
-        """Until the input ends or /quit. Errors are said, and nothing is lost."""
-        self._say(f"{self.session.position:,} tokens read. Type, and it continues; /help lists the commands.\n")
+        """Run until the input ends or /quit. Errors are printed, and nothing is lost."""
+        self._say(f"{self.session.position:,} tokens read. Type text to continue; /help lists the commands.\n")
         while True:
             try:
                 self._say("> ")
@@ -73,13 +73,13 @@ class Conversation:
         self._remember()
         if line:
             self.session.read(line)
-        # Another seed for each turn: turns must not share random numbers. The position makes it repeatable.
+        # A different seed for each turn: turns must not share random numbers. The position makes it reproducible.
         sampling = replace(self.sampling, seed=self.sampling.seed + self.session.position)
         try:
             for piece in self.session.write(self.max_tokens, sampling):
                 self._say(piece)
         finally:
-            # Also after Ctrl-C, which stops the sentence: what was written so far stays.
+            # Also after Ctrl-C, which stops generating: the text so far is kept.
             self._say("\n")
 
     def _remember(self) -> None:
@@ -88,10 +88,10 @@ class Conversation:
     def _save(self, path: str, replace: bool = False) -> None:
         file = _file_of("/save", path)
         if file.exists() and not replace and file.resolve() not in self._own:
-            raise BlockRecurrentError(f"'{path}' exists: /save! {path} replaces it, or give another name")
+            raise BlockRecurrentError(f"'{path}' exists: use /save! {path} to overwrite it, or another name")
         self.session.save(file)
         self._own.add(file.resolve())
-        self._say(f"saved in '{path}'\n")
+        self._say(f"saved to '{path}'\n")
 
     def _load(self, path: str) -> None:
         file = _file_of("/load", path)
@@ -116,7 +116,7 @@ class Conversation:
 
     def _undo(self, _: str) -> None:
         if not self._before:
-            raise BlockRecurrentError("there is nothing to take back")
+            raise BlockRecurrentError("nothing to undo")
         self.session.state = self._before.pop()
         self._where("")
 
@@ -125,7 +125,7 @@ class Conversation:
         text = self.session.tokenizer.decode(list(tail)).replace("\n", " ")
         self._say(
             f"branch {self._branch} of {len(self._branches)}, {self.session.position:,} tokens, "
-            f"{self.session.position % config.window} of {config.window} in the open block, after: …{text}\n"
+            f"{self.session.position % config.window} of {config.window} in the current block, after: …{text}\n"
         )
 
     def _help(self, _: str) -> None:

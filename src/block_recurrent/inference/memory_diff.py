@@ -1,4 +1,4 @@
-"""How far two memories are apart, layer by layer."""
+"""The distance between two memories, layer by layer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from block_recurrent.inference.session_file import SHORT, MemoryFile
 
 @dataclass(frozen=True)
 class Distance:
-    """Two tensors of one layer."""
+    """The difference of two tensors of one layer."""
 
     layer: int  # counted from 1
     what: str  # keys, values, state, recall_keys or recall_values
-    largest: float  # largest difference of two numbers
-    relative: float  # length of the difference over the mean length of the two; 0 if both are zero
-    cosine: float  # mean cosine of the angle between their vectors; 1 where both are zero
+    largest: float  # largest difference of two values
+    relative: float  # norm of the difference over the mean norm of the two; 0 if both are zero
+    cosine: float  # mean cosine similarity of their vectors; 1 where both are zero
 
 
 def difference(a: MemoryFile, b: MemoryFile) -> list[Distance]:
-    """Every tensor of the two memories, compared. They must be of models of the same shape."""
+    """Compare every tensor of two memories, which must belong to models of the same shape."""
     if a.model_hash != b.model_hash:
         raise MemoryMismatchError(
             f"'{a.path}' belongs to model '{a.model_name}' (weights {a.model_hash[:SHORT]}), '{b.path}' to "

@@ -1,11 +1,11 @@
-"""One token of every lane through the whole stack, in one call of `ops/cpp/decode.c`.
+"""Decodes one token of every lane through the whole stack, in one call of `ops/cpp/decode.c`.
 
-A memory is a value, yet copying W keys and values of every layer for each token would cost more than attending to them.
-So caches live in a `Buffer` with room at its end: a memory sees the entries before its place, and the next token is
-written behind them, where no memory can see it yet. If another memory has written there already (a fork), or the buffer
-is full, the entries are copied to a new one. A memory that comes from elsewhere is copied in first.
+A memory is a value, but copying W keys and values of every layer for each token would cost more than attention.
+So caches live in a `Buffer` with spare room at its end: a memory uses the entries before its position, and the next is
+appended after them, where no memory reads yet. If another memory has already written there (a fork), or the buffer
+is full, the entries are copied to a new one. Other memories are copied into a buffer first.
 
-With bfloat16 and int8 weights the caches are float16: at many lanes they are most of what a token has to read.
+With bfloat16 and int8 weights the caches are float16: with many lanes they dominate the memory traffic.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Buffer:
 
     def __init__(self, stores: Sequence[Tensor], room: int) -> None:
         self.stores, self.room = stores, room
-        """Two, (keys and values of each layer, B, H, entries and room, K)."""
+        """Two tensors (keys and values of each layer, B, H, entries and room, K)."""
         self.written = 1
-        """Tokens that were written into the room; the one for which the buffer is made is the first."""
+        """Number of tokens written into the room, including the one that the buffer was created for."""
         # Of each lane, for each store: where it begins, entries from keys to values, and from head to head.
         self.lanes = [
             [
@@ -51,14 +51,14 @@ class Buffer:
 
 
 class Place(NamedTuple):
-    """Where a memory lies: in a buffer, from entry `at` on; and its states with what they show and ask."""
+    """The location of a memory: a buffer, from entry `at` on; and its states with their keys, values and queries."""
 
     buffer: Buffer | None
     at: int
     states: tuple[Tensor, ...]
-    """Of each recurrent layer, (B, S, D)."""
+    """For each recurrent layer, (B, S, D)."""
     views: tuple[Tensor, ...]
-    """Of each lane, (recurrent layers, 4, H, S, K): keys, values, queries to the states and to the tokens."""
+    """For each lane, (recurrent layers, 4, H, S, K): keys, values, queries to the states and to the tokens."""
 
     def entries(self, own: bool) -> Tensor:
         """(keys and values of each plain or recurrent layer, B, H, W or 2W, K)."""
@@ -68,7 +68,7 @@ class Place(NamedTuple):
 
 
 class BufferedLayers(Sequence[LayerMemory]):
-    """What the layers of a memory keep, read out of its place when somebody asks: decoding does not."""
+    """The layers of a memory, copied out of the buffer only when they are accessed; decoding does not."""
 
     def __init__(self, place: Place, recurrent: Sequence[int], count: int) -> None:
         self._place, self._recurrent, self._count = place, recurrent, count
@@ -90,16 +90,16 @@ class BufferedLayers(Sequence[LayerMemory]):
         return LayerMemory(keys, values, self._place.states[number] if own else None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickles and deep copies: the values without the room around them."""
+        """For pickle and deepcopy: the values without the spare room."""
         return tuple, ([layer.map(torch.clone, lambda knn: knn) for layer in self],)
 
 
 class NativeDecoder:
-    """Decodes with the weights of a snapshot. Several threads may use one."""
+    """Decodes with the weights of a snapshot. Thread-safe."""
 
     @staticmethod
     def fits(snapshot: Snapshot) -> bool:
-        """Whether the kernel can do it; a layer that searches a memory it can't."""
+        """Whether the kernel supports the model; layers with a kNN memory are not supported."""
         on_cpu = snapshot.device.type == "cpu" and snapshot.dtype == torch.float32
         return on_cpu and snapshot.is_plain and not snapshot.config.memory_layers and cpp.LIBRARY is not None
 
@@ -123,9 +123,9 @@ class NativeDecoder:
     def decode(
         self, tokens: Sequence[int], memories: Sequence[DocumentMemory], same_bits: bool = False
     ) -> tuple[Tensor, list[DocumentMemory]]:
-        """A token for each lane of all memories together, each in the vocabulary.
+        """Decode a token for each lane of all memories together, each in the vocabulary.
 
-        same_bits: whether a lane's numbers must be the same to the last bit whatever other lanes there are.
+        same_bits: whether results of a lane must be bit-for-bit independent of the other lanes.
         """
         claimed = [self._claim(memory) for memory in memories]
         lanes, W = array("q"), self.config.window
@@ -135,7 +135,7 @@ class NativeDecoder:
                 lanes.extend((token, *plain, place.at + W, *own, place.at + 2 * W, view.data_ptr()))
         count = len(tokens)
         if same_bits and count == 1:
-            # The kernel sums up a single lane in another order; the same one twice is not single.
+            # The kernel sums in another order for a single lane; duplicating the lane avoids that.
             lanes.extend(lanes)
             count = 2
         logits = torch.empty(count, self.config.vocab_size)
@@ -147,14 +147,14 @@ class NativeDecoder:
     def _call(self, lanes: array[int], count: int, logits: Tensor) -> None:
         threads, model = torch.get_num_threads(), self._model.buffer_info()[0]
         needed = self._room_for(model, count, threads)
-        # Not allocated anew for each token; two threads that decode at once have two.
+        # Reused between tokens; concurrent threads have separate ones.
         scratch = self._scratch.pop() if self._scratch else torch.empty(needed)
         scratch = scratch if len(scratch) >= needed else torch.empty(needed)
         self._decode(model, lanes.buffer_info()[0], count, logits.data_ptr(), scratch.data_ptr(), threads)
         self._scratch.append(scratch)
 
     def _claim(self, memory: DocumentMemory) -> tuple[Buffer, Place]:
-        """A place for the memory, with room behind it that is this call's alone."""
+        """A location for the memory, with room after it that is reserved for this call."""
         with self._lock:
             place = self._places.get(memory)
             if place and (buffer := place.buffer) and buffer.written == place.at < self.room:
@@ -166,7 +166,7 @@ class NativeDecoder:
         return buffer, place._replace(buffer=buffer, at=0)
 
     def _enter(self, memory: DocumentMemory) -> Place:
-        """For a memory from elsewhere. The model checks it, and puts the initial state into lanes that are fresh."""
+        """Copy a memory into a buffer. The model checks it, and sets the initial state of new lanes."""
         made_here = memory.fingerprint == self.snapshot.fingerprint() and memory.config is self.config
         if not made_here or any(memory.fresh):
             no_tokens = torch.zeros(memory.lanes, 0, dtype=torch.int64)
@@ -184,7 +184,7 @@ class NativeDecoder:
         return place
 
     def _store(self, memory: DocumentMemory, place: Place, own: bool) -> Tensor:
-        """The entries of plain or of recurrent layers, with room behind them."""
+        """The entries of plain or of recurrent layers, with room after them."""
         c, which = self.config, self.recurrent if own else self.plain
         shape = (memory.lanes, c.num_heads, (1 + own) * c.window, c.head_dim)
         store = torch.empty(2 * len(which), *shape[:2], shape[2] + self.room, c.head_dim, dtype=self.cache_dtype)
@@ -203,7 +203,7 @@ class NativeDecoder:
             raise InputError(f"{name} of the memory has shape {tuple(x.shape)}: it must be {shape}")
 
     def _after(self, memory: DocumentMemory, place: Place) -> DocumentMemory:
-        """The memory with the token that has just been written."""
+        """The memory after the token that has just been written."""
         tokens_read = memory.tokens_read + 1
         place = place._replace(at=place.at + 1)
         full = [lane for lane, count in enumerate(tokens_read.tolist()) if count % self.config.window == 0]
@@ -216,7 +216,7 @@ class NativeDecoder:
         return after
 
     def _next_block(self, place: Place, lanes: list[int]) -> Place:
-        """Some lanes have completed a block: their states take it in. Once in W tokens, so torch does it."""
+        """Update the states of lanes that have completed a block. In torch, since it happens only every W tokens."""
         states, views, entries = list(place.states), list(place.views), place.entries(own=True)
         for lane in lanes:
             views[lane] = views[lane].clone()

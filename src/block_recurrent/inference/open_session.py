@@ -1,4 +1,4 @@
-"""A session from a run's folder: what every command that reads or writes begins with."""
+"""Opens a session of a run, for every command that reads or generates."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def session_of_run(
     memory: str | Path | None = None,
     state: str | Path | None = None,
 ) -> tuple[Session, tuple[str, ...]]:
-    """A session of the run's model, fresh or from a memory file; and what the run has to say.
+    """A session of the run's model, new or from a memory file; and notes for the user.
 
-    state: a file of tuned initial states, which every document then begins with.
+    state: a file of tuned initial states to start documents from.
     """
     loaded = load_run(run, checkpoint, pick_device(device))
     if state is not None:

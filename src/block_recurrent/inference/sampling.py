@@ -1,7 +1,7 @@
-"""How the next token is chosen. The options mean what they mean in transformers, and are applied in its order.
+"""Sampling of the next token. The options have the same meaning and order as in transformers.
 
-Each sequence has its own random numbers and its own row of logits, worked on in float64 on the CPU: the text of a seed
-does not depend on what else is in the batch.
+Each sequence has its own random number generator, and logits are processed in float64 on the CPU: the text of a seed
+does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from block_recurrent.errors import ConfigError, InputError, did_you_mean
 
 ABOVE_0, MOST_WHOLE = math.ulp(0.0), 2**63 - 1
 REMEMBERED_TOKENS = 512
-"""How far back the repetition penalty looks: a session of any length keeps this many of its last tokens."""
+"""Number of tokens that the repetition penalty considers; a session keeps this many of its last tokens."""
 
 MOST_BEAMS = 1024
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """One way to write. The default draws from the model's own distribution."""
+    """Sampling options. The default samples from the model's distribution."""
 
     temperature: float = 1.0  # divides the logits; 0 takes the most likely token (greedy)
-    top_k: int = 0  # only the k most likely tokens; 0 is all
-    top_p: float = 1.0  # only the fewest most likely tokens whose probabilities sum up to at least this
-    min_p: float = 0.0  # only tokens at least this times as likely as the most likely one
+    top_k: int = 0  # sample from the k most likely tokens; 0: all
+    top_p: float = 1.0  # sample from the most likely tokens whose probabilities add up to at least this
+    min_p: float = 0.0  # drop tokens less likely than this fraction of the most likely one
     repetition_penalty: float = 1.0
-    """Makes the last tokens read or written (up to 512) less likely: divides logits above 0, multiplies those below."""
-    stop: tuple[str, ...] = ()  # texts that end the writing; the one found is not part of what is given out
-    seed: int = 0  # of the random numbers: same seed, same text
+    """Penalizes the last tokens (up to 512): divides logits above 0, multiplies those below."""
+    stop: tuple[str, ...] = ()  # strings that end the generation; they are not part of the output
+    seed: int = 0  # random seed
     beams: int = 1  # more than 1: beam search instead of sampling
-    length_penalty: float = 1.0  # of beam search: sums of log-probabilities are divided by length to this power
-    end_at_mark: bool = True  # whether the document mark ends the writing; if not, it is never chosen
+    length_penalty: float = 1.0  # for beam search: sums of log-probabilities are divided by length to this power
+    end_at_mark: bool = True  # whether the document mark (eos) ends the generation; if not, it is never chosen
 
     def __post_init__(self) -> None:
         stop: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, (list, tuple)) or not all(isinstance(text, str) and text for text in stop):
-            raise ConfigError(f"stop is {self.stop!r}: it must be a text that is not empty, or a list of such texts")
+            raise ConfigError(f"stop is {self.stop!r}: it must be a non-empty string, or a list of such strings")
         object.__setattr__(self, "stop", tuple(stop))
         infinity = math.inf
         for name, low, high, rule in (
@@ -65,12 +65,12 @@ class Sampling:
         if self.beams > 1 and (self.temperature not in (0, 1) or self.top_k or self.top_p < 1 or self.min_p):
             raise ConfigError(
                 f"beams is {self.beams}, and temperature, top_k, top_p or min_p is set: beam search does not sample; "
-                "leave those options out, or beams"
+                "omit those options, or beams"
             )
 
     @classmethod
     def of(cls, **options: Any) -> Sampling:
-        """From keywords; an unknown one is an error that names the nearest."""
+        """Create from keywords; an unknown one is an error that names the nearest."""
         names = [field.name for field in dataclasses.fields(cls)]
         for key in options:
             if key not in names:
@@ -80,21 +80,21 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Choice:
-    """A token, and its log-probability (natural) under the model itself, before any option changed it."""
+    """A token and its natural log-probability under the model, before any sampling option."""
 
     token: int
     log_prob: float
 
 
 class Chooser:
-    """Chooses the tokens of one sequence, one after the other."""
+    """Chooses the tokens of one sequence."""
 
     def __init__(self, sampling: Sampling, eos_token_id: int) -> None:
         self.sampling, self.eos_token_id = sampling, eos_token_id
         self._random = torch.Generator().manual_seed(sampling.seed)
 
     def choose(self, logits: Tensor, recent: Sequence[int]) -> Choice:
-        """logits (V,) of the next token; recent: the last tokens read or written, for the repetition penalty."""
+        """logits (V,) of the next token; recent: the last tokens of the text, for the repetition penalty."""
         plain = logits.detach().to("cpu", torch.float64)
         log_sum = float(plain.logsumexp(-1))
         if not math.isfinite(log_sum):
@@ -105,13 +105,13 @@ class Chooser:
         else:
             cumulative = shaped.softmax(-1).cumsum(-1)
             drawn = torch.rand((), generator=self._random, dtype=torch.float64) * cumulative[-1]
-            # Right side: the first entry above what was drawn, which so has a probability above 0.
+            # side="right": the first entry above the random number, which has a probability above 0.
             token = min(int(torch.searchsorted(cumulative, drawn, right=True)), int(cumulative.argmax()))
         return Choice(token, float(plain[token]) - log_sum)
 
 
 def shape_logits(logits: Tensor, recent: Sequence[int], sampling: Sampling, eos_token_id: int) -> Tensor:
-    """The logits that are drawn from: penalty, temperature, top-k, top-p and min-p, in this order."""
+    """The processed logits: penalty, temperature, top-k, top-p and min-p, in this order."""
     logits = penalized(logits, recent, sampling.repetition_penalty)
     if not sampling.end_at_mark:
         logits = logits.clone()
@@ -123,7 +123,7 @@ def shape_logits(logits: Tensor, recent: Sequence[int], sampling: Sampling, eos_
         logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], -torch.inf)
     if sampling.top_p < 1:
         ordered, order = logits.sort()
-        # From the least likely up; the most likely token always stays.
+        # From the least likely up; the most likely token is always kept.
         out = ordered.softmax(-1).cumsum(-1) <= 1 - sampling.top_p
         out[-1] = False
         logits = logits.masked_fill(torch.zeros_like(out).scatter(0, order, out), -torch.inf)
@@ -144,6 +144,6 @@ def penalized(scores: Tensor, recent: Sequence[int], penalty: float) -> Tensor:
 
 
 def check_max_tokens(max_tokens: Any) -> None:
-    """How many tokens to write is a whole number of at least 1."""
+    """Raise an error unless max_tokens is a whole number of at least 1."""
     if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 1:
         raise ConfigError(f"max_tokens is {max_tokens!r}: it must be a whole number of at least 1")

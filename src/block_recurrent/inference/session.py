@@ -1,12 +1,12 @@
-"""`Session`: one document that is read and continued, at constant cost.
+"""`Session`: reads and continues one document, at constant cost per token.
 
     session = Session(model, tokenizer)
     session.read("Call me Ishmael.")
     for piece in session.write(200, temperature=0.8):
         print(piece, end="")
 
-Reading goes by whole segments, writing token by token, both through an `Engine`; so reading in any pieces, or reading,
-writing and reading again, is the same as reading it all at once.
+Reads whole segments and generates token by token, both with an `Engine`; reading in any pieces, or reading,
+generating and reading again, is equivalent to reading everything at once.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 
 Tokens = Sequence[int] | np.ndarray | torch.Tensor
-TEXT_AT_ONCE = 1 << 20  # characters or tokens that are worked on at once
+TEXT_AT_ONCE = 1 << 20  # characters or tokens per call
 
 
 @dataclass(frozen=True)
 class Scored:
-    """How well a text was predicted."""
+    """The score of a text."""
 
     bits: float  # sum of negative log2 probabilities of its tokens
     tokens: int
@@ -45,7 +45,7 @@ class Scored:
 
 
 class Session:
-    """A document in the making: what was read and written so far is its memory."""
+    """A document in progress, with the memory of everything read and generated so far."""
 
     def __init__(
         self,
@@ -55,40 +55,40 @@ class Session:
         name: str | None = None,
         state: SessionState | None = None,
     ) -> None:
-        """model: give an `Engine` to share it between sessions; a model gets one, with its weights as they are now.
-        name: what the model is called in memory files and errors. state: where to start, from another session.
+        """model: a model, whose current weights are copied to an `Engine`, or an `Engine` to share between sessions.
+        name: the name of the model in memory files and errors. state: the state of another session to start from.
         """
         self.engine = engine_of(model)
         if tokenizer.vocab_size != self.engine.config.vocab_size:
             raise InputError(
                 f"the tokenizer has {tokenizer.vocab_size} pieces with the document mark, the model "
-                f"{self.engine.config.vocab_size}: they don't belong together"
+                f"{self.engine.config.vocab_size}: they must be equal"
             )
         self.tokenizer, self.name = tokenizer, name
         self.state = SessionState(self.engine.empty(), tokenizer.eos_token_id) if state is None else state
 
     @property
     def memory(self) -> DocumentMemory:
-        """What the model was given so far: all tokens but the last, which it gets when something follows it."""
+        """The memory of all tokens but the last, which is fed when more follows."""
         return self.state.memory
 
     @property
     def position(self) -> int:
-        """Tokens read and written; a held-back end of text is not counted yet."""
+        """Number of tokens read and generated, without text that is held back."""
         return self.state.position
 
     def fork(self) -> Session:
-        """An independent session that stands where this one stands. Costs nothing: the memory is a value."""
+        """An independent session at the same position. This copies nothing: the memory is a value."""
         return Session(self.engine, self.tokenizer, name=self.name, state=self.state)
 
     def read(self, text: str | Tokens) -> int:
-        """Read on; returns how many tokens came in.
+        """Read text or tokens; returns the number of tokens.
 
-        Text may come in pieces: what a piece ends with is held back until its tokens are settled (see `flush`). Tokens
-        are taken as they are; the document mark is not one of them.
+        Text may come in pieces: the end of a piece is held back while its tokens may still change (see `flush`). Tokens
+        must not include the document mark.
         """
         if isinstance(text, str):
-            # Piece by piece: the tokens of a text take many times its room.
+            # In pieces: tokens take many times more memory than text.
             return sum(self._read_text(text[i : i + TEXT_AT_ONCE]) for i in range(0, len(text), TEXT_AT_ONCE))
         tokens = self.checked(text)
         count = self.flush() + len(tokens)
@@ -97,7 +97,7 @@ class Session:
         return count
 
     def flush(self) -> int:
-        """Read the end of text that was held back as if no more followed it; writing does this by itself."""
+        """Read the end of text that was held back, as if no more followed; generating does this automatically."""
         held = self.state.held
         if not held:
             return 0
@@ -105,9 +105,9 @@ class Session:
         return self._read_bytes(held)
 
     def write(self, max_tokens: int = 256, sampling: Sampling | None = None, **options: Any) -> Iterator[str]:
-        """Write on; yields the text piece by piece, as soon as it is ready.
+        """Generate; yields the text piece by piece, as soon as it is available.
 
-        options: the fields of `Sampling`. The session moves on with every token, so the iterator can be left at any
+        options: the fields of `Sampling`. The session advances with every token, so the iterator can be dropped at any
         time. Ends at the document mark, at a stop string, or after max_tokens.
         """
         sampling = _sampling(sampling, options)
@@ -119,15 +119,15 @@ class Session:
     def write_tokens(
         self, max_tokens: int = 256, sampling: Sampling | None = None, **options: Any
     ) -> Iterator[WrittenToken]:
-        """As `write`, but every token with its log-probability."""
+        """Like `write`, but yields every token with its log-probability."""
         sampling = _sampling(sampling, options)
         check_max_tokens(max_tokens)
         if sampling.beams > 1:
-            raise InputError("beam search has no next token before it ends: use write or write_all")
+            raise InputError("beam search can't yield single tokens: use write or write_all")
         return self._tokens(sampling, max_tokens)
 
     def write_all(self, max_tokens: int = 256, sampling: Sampling | None = None, **options: Any) -> Written:
-        """Write on, and return everything at once: text, tokens, log-probabilities, and why it ended."""
+        """Generate, and return everything at once: text, tokens, log-probabilities, and why it ended."""
         sampling = _sampling(sampling, options)
         check_max_tokens(max_tokens)
         from block_recurrent.inference.batch import write_together
@@ -135,11 +135,11 @@ class Session:
         return write_together([self], max_tokens, sampling)[0]
 
     def loss_of(self, text: str | Tokens) -> float:
-        """Bits that a continuation costs from here: its negative log2 probability. The session stays where it is."""
+        """The negative log2 probability of a continuation, in bits. The session does not change."""
         return self.score(text).bits
 
     def score(self, text: str | Tokens) -> Scored:
-        """As `loss_of`, with the number of tokens and bytes."""
+        """Like `loss_of`, with the number of tokens and bytes."""
         other = self.fork()
         other.flush()
         if isinstance(text, str):
@@ -154,7 +154,7 @@ class Session:
         return Scored(nats.sum(dtype=np.float64) / math.log(2), len(tokens), len(raw))
 
     def save(self, path: str | Path) -> None:
-        """Write a memory file: all that is needed to go on from here. Its size does not depend on how much was read."""
+        """Save to a memory file, from which the session can be resumed. Its size does not depend on the length read."""
         from block_recurrent.inference.session_file import save_session
 
         save_session(self, Path(path))
@@ -163,7 +163,7 @@ class Session:
     def load(
         cls, path: str | Path, model: BlockRecurrentLM | Engine, tokenizer: Tokenizer, *, name: str | None = None
     ) -> Session:
-        """The session of a memory file; another model's or tokenizer's is refused."""
+        """Load the session of a memory file, which must belong to the same model and tokenizer."""
         from block_recurrent.inference.session_file import load_session
 
         return load_session(Path(path), model, tokenizer, name)
@@ -201,16 +201,16 @@ class Session:
         self.state = self.state.after(memory, tokens, text)
 
     def checked(self, tokens: Tokens) -> np.ndarray:
-        """Tokens of a text as an array; anything else is an error."""
+        """Check tokens and return them as an array."""
         if isinstance(tokens, (bytes, bytearray)):
-            raise InputError("what is read is bytes: decode it to text first, or give tokens")
+            raise InputError("the text is bytes: decode it to str first, or give tokens")
         if isinstance(tokens, torch.Tensor):
             tokens = tokens.detach().cpu().numpy()
         array = self.tokenizer.check(tokens)
         if (array == self.tokenizer.eos_token_id).any():
             raise InputError(
-                f"the tokens hold the document mark {self.tokenizer.eos_token_id}: it is no part of a text, a session "
-                "puts it in front by itself; start a new Session for a new document"
+                f"the tokens contain the document mark {self.tokenizer.eos_token_id}, which a session adds "
+                "automatically; start a new Session for a new document"
             )
         return array
 

@@ -1,7 +1,7 @@
-"""Memory files of sessions: the memory's own file, with what a session needs beside it in the header.
+"""Memory files of sessions: the memory, with the rest of the session in the header.
 
-One file says: whose memory it is (model and tokenizer, by hash and by name), the token to feed next, the text held
-back, the last tokens (for the repetition penalty), how many tokens were read, and a hash of the text.
+The header has the model and tokenizer (by hash and by name), the token to feed next, the text held
+back, the last tokens (for the repetition penalty), the number of tokens read, and a hash of the text.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory_file import FORMAT, load_memory_with_extra, save_memory
 
 BEGINNING = 256
-"""Bytes of a file in which a memory file says that it is one."""
+"""Number of bytes in which to look for the format name."""
 SHORT = 12
-"""Digits of a hash that are shown to people."""
+"""Digits of a hash in messages."""
 
 
 @dataclass(frozen=True)
 class MemoryFile:
-    """A memory file, read and found whole; whether it fits a model is another question."""
+    """A memory file, loaded and verified, but not yet matched with a model."""
 
     path: Path
     state: SessionState
@@ -38,21 +38,21 @@ class MemoryFile:
     model_hash: str
     tokenizer_hash: str
     notes: dict[str, Any]
-    """Further plain values that were saved with it, such as its trail."""
+    """Additional plain values saved with it, such as its trail."""
 
     @property
     def tokens(self) -> int:
-        """Tokens read and written."""
+        """Number of tokens read and generated."""
         return self.state.position
 
     @property
     def text_hash(self) -> str:
-        """Of all text that has come, the end held back too."""
+        """Hash of all text so far, including text held back."""
         return self.state.text.update(self.state.held).hexdigest()
 
 
 def save_session(session: Session, path: Path, notes: dict[str, Any] | None = None) -> None:
-    """Write the session's memory file; a file that is no memory file is not replaced."""
+    """Save the session to a memory file; never replaces a file of another kind."""
     check_target(path)
     state = session.state
     model_hash = session.engine.fingerprint()
@@ -70,11 +70,11 @@ def save_session(session: Session, path: Path, notes: dict[str, Any] | None = No
 
 
 def read_memory_file(path: str | Path) -> MemoryFile:
-    """Read and check a memory file of a session."""
+    """Load and verify the memory file of a session."""
     path = Path(path)
     memory, extra = load_memory_with_extra(path)
     if memory.lanes != 1:
-        raise FileFormatError(f"'{path}' holds the memory of {memory.lanes} lanes: a session has one")
+        raise FileFormatError(f"'{path}' is a memory of {memory.lanes} lanes: a session has one")
     try:
         check_schema(extra, _rules(memory.config.vocab_size), "its header")
         state = SessionState(
@@ -90,14 +90,14 @@ def read_memory_file(path: str | Path) -> MemoryFile:
             raise ValueError("the hash of the text")
     except (KeyError, TypeError, ValueError) as error:
         raise FileFormatError(
-            f"'{path}' holds a memory, but no session's: its header lacks or misstates {error}; "
-            "make it with 'brt read' or Session.save"
+            f"'{path}' is a memory, but not of a session: its header lacks or misstates {error}; "
+            "create it with 'brt read' or Session.save"
         ) from None
     return file
 
 
 def _rules(vocab_size: int) -> dict[str, Rule]:
-    """What the header of a session's memory must say."""
+    """The schema of the header of a session's memory."""
 
     def is_token(value: Any) -> bool:
         return is_count(value) and value < vocab_size
@@ -115,7 +115,7 @@ def _rules(vocab_size: int) -> dict[str, Rule]:
 
 
 def load_session(path: Path, model: BlockRecurrentLM | Engine, tokenizer: Tokenizer, name: str | None) -> Session:
-    """The session of a memory file, after making sure that model and tokenizer are those that made it."""
+    """The session of a memory file, after checking that it was made with this model and tokenizer."""
     file = read_memory_file(path)
     session = Session(model, tokenizer, name=name)
     _refuse_other_model(file, session)
@@ -141,7 +141,7 @@ def _refuse_other_model(file: MemoryFile, session: Session) -> None:
 
 
 def name_of(session: Session) -> str:
-    """What the session's model is called: its given name, or what kind of model it is."""
+    """The name of the session's model, or a description of it."""
     if session.name:
         return session.name
     config = session.engine.config
@@ -150,7 +150,7 @@ def name_of(session: Session) -> str:
 
 
 def check_target(path: Path) -> None:
-    """An error if a memory can't be written there, or would replace a file of another kind: a book, by a slip."""
+    """Raise an error if a memory can't be written there, or would replace a file of another kind, such as a book."""
     if not path.parent.is_dir():
         raise FileFormatError(f"the memory can't be written to '{path}': there is no folder '{path.parent}'")
     if not os.access(path.parent, os.W_OK):
@@ -162,11 +162,11 @@ def check_target(path: Path) -> None:
     with path.open("rb") as file:
         beginning = file.read(BEGINNING)
     if FORMAT.encode() not in beginning:
-        raise FileFormatError(f"'{path}' exists and is no memory file: it is not replaced; choose another name")
+        raise FileFormatError(f"'{path}' exists and is not a memory file: choose another name")
 
 
 def describe(file: MemoryFile) -> dict[str, Any]:
-    """What a memory file says about itself, for people."""
+    """A readable summary of a memory file."""
     config = file.state.memory.config
     position, window = file.tokens, config.window
     return {

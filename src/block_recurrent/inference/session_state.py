@@ -1,4 +1,4 @@
-"""Where a session stands, as a value: nothing in it is ever changed, so a fork is a second name for it."""
+"""The state of a session, as an immutable value: a fork is a second reference to it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Tokens = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SessionState:
-    """The memory of all tokens but the last, the last one, and what belongs to the text around it."""
+    """The memory of all tokens but the last, the last token, and the text at the end."""
 
-    memory: DocumentMemory  # one lane: everything that the model was given, the document mark first
-    pending: int  # the token that the model gets next: the last one of the text, or the document mark before the first
+    memory: DocumentMemory  # one lane: everything that was fed to the model, beginning with the document mark
+    pending: int  # the token to feed next: the last one of the text, or the document mark before the first
     recent: tuple[int, ...] = ()  # the last tokens of the text, at most 512
-    held: bytes = b""  # text that has come, but whose tokens are not settled
-    text: TextHash = field(default_factory=TextHash)  # hash of the text whose tokens have come
+    held: bytes = b""  # text whose tokens may still change
+    text: TextHash = field(default_factory=TextHash)  # hash of the text that has been tokenized
 
     @property
     def position(self) -> int:
-        """Tokens of the text: the mark is none, and the pending one has not been fed."""
+        """Number of tokens of the text, without the mark, and with the pending one."""
         return int(self.memory.tokens_read[0])
 
     def after(self, memory: DocumentMemory, tokens: Sequence[int] | Tokens, text: bytes) -> SessionState:
@@ -41,5 +41,5 @@ class SessionState:
         )
 
     def fed(self, tokens: Tokens) -> Tokens:
-        """What the model gets when these tokens come: the pending one first, the last one not yet."""
+        """The tokens to feed when these are added: from the pending one to the second last."""
         return np.concatenate([[self.pending], tokens[:-1]])

@@ -1,9 +1,9 @@
-"""A model's weights as they were at one moment, in the precision and the layout that decoding wants.
+"""A snapshot of a model's weights, in the precision and layout for decoding.
 
-In bfloat16 and int8, what is packed are the matrices that every token goes through and the output table. Norms, biases,
-scales and the recurrent cell, which works once a block, stay as they are. An int8 matrix has one scale per output row:
+In bfloat16 and int8, the matrices that every token is multiplied with and the output table are packed. Norms, biases,
+scales and the recurrent cell, which runs once per block, are not. An int8 matrix has one scale per output row:
 `weight = packed * scale`. Products of many rows, as in prefill, widen a matrix for the call; decoding widens it in
-registers. Both compute the same function, but for the rounding of the decoder's float16 caches.
+registers. Both compute the same function, except for the rounding of the decoder's float16 caches.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Packed(NamedTuple):
 
 
 class PackedLinear(nn.Module):
-    """A linear map without bias whose matrix is widened at each call."""
+    """A linear map without bias whose packed matrix is widened at each call."""
 
     def __init__(self, packed: Packed, dtype: torch.dtype) -> None:
         super().__init__()
@@ -70,17 +70,17 @@ class PackedLinear(nn.Module):
 
 
 class LayerWeights(NamedTuple):
-    """What decoding reads of a layer."""
+    """The weights of a layer for decoding."""
 
     joint: Packed
-    """To values, keys, queries, and queries to the states where there are some: (3*H*K or 4*H*K, D)."""
+    """Maps to values, keys, queries and, in recurrent layers, queries to the states: (3*H*K or 4*H*K, D)."""
     project: Packed
     hidden: Packed
     output: Packed
 
 
 class Snapshot:
-    """Weights of its own: training the source goes on without changing them."""
+    """A copy of the weights: training the source does not change it."""
 
     def __init__(self, source: BlockRecurrentLM, weights: str) -> None:
         if weights not in WEIGHTS:
@@ -91,43 +91,45 @@ class Snapshot:
         self.device, self.dtype = source.embedding.weight.device, source.embedding.weight.dtype
         self.model = _copy_of(source)
         self.is_plain = type(self.model) is BlockRecurrentLM
-        """Whether the model computes what its configuration says, and nothing else."""
+        """Whether the model is exactly the one of its configuration, without changes."""
         self._fingerprint: str | None = None
         if not self.is_plain:
             if weights != "float32":
                 raise ConfigError(
-                    f"the model was changed or is a subclass: {weights} weights are made of plain ones only"
+                    f"the model was modified or is a subclass: {weights} weights need an unmodified model"
                 )
             return
         kinds = sorted({f"{p.dtype} on {p.device}".removeprefix("torch.") for p in self.model.parameters()})
         if len(kinds) > 1:
-            raise ConfigError(f"the model's weights are {', '.join(kinds)}: bring them to one with model.to(...)")
+            raise ConfigError(
+                f"the model's weights are {', '.join(kinds)}: convert them to one dtype and device with model.to(...)"
+            )
         self.layers = [self._pack(layer) for layer in self.model_layers()]
         if weights == "float32":
             self.table = Packed(self.model.embedding.weight.detach())
-        else:  # tokens are looked up and scored with the same rounded numbers
+        else:  # tokens are embedded and scored with the same rounded values
             self.table = Packed.of(self.model.embedding.weight, weights)
             self.model.embedding.weight.data = self.table.widened(self.dtype)
 
     def fingerprint(self) -> str:
-        """Hash of shape and weights; computed once, as these never change."""
+        """Hash of shape and weights, computed once: they never change."""
         if self._fingerprint is None:
             self._fingerprint = self.model.fingerprint()
         return self._fingerprint
 
     def signed(self, memory: DocumentMemory) -> DocumentMemory:
-        """As a memory of these weights: by their hash, so that it outlives the snapshot and can be pickled."""
+        """Mark a memory as made by these weights, by their hash: it outlives the snapshot and can be pickled."""
         return replace(memory, maker=None, fingerprint=self.fingerprint())
 
     def model_layers(self) -> list[Layer]:
         return [cast(Layer, layer) for layer in self.model.layers]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(B, D), as `model.hidden` gives them -> (B, V)."""
+        """(B, D), the output of `model.hidden` -> (B, V)."""
         return F.linear(hidden, self.model.embedding.weight)
 
     def _pack(self, layer: Layer) -> LayerWeights:
-        """Lay the matrices of a layer out anew; its maps become views of them."""
+        """Change the layout of a layer's matrices; its linear maps become views of them."""
         maps = ["to_values", "to_keys", "to_queries"] + ["to_state_queries"] * (layer.to_state_queries is not None)
         joint = Packed.of(torch.cat([getattr(layer, name).weight for name in maps]), self.weights)
         parts = joint.split(len(joint.weight) // len(maps))
@@ -148,11 +150,11 @@ class Snapshot:
 
 
 class _Changed(BlockRecurrentLM):
-    """A model that somebody changed, by hooks or other modules: not plain, whatever its class."""
+    """A model that was modified, by hooks or other modules, whatever its class."""
 
 
 def _copy_of(source: BlockRecurrentLM) -> BlockRecurrentLM:
-    """The model with weights of its own, in evaluation mode; a subclass, or a changed one, as it is."""
+    """A copy of the model in eval mode; for a subclass or a modified one, the model itself."""
     with torch.device("meta"):
         plain = BlockRecurrentLM(source.config)
     if type(source) is BlockRecurrentLM and _parts(source) == _parts(plain):
@@ -165,7 +167,7 @@ def _copy_of(source: BlockRecurrentLM) -> BlockRecurrentLM:
 
 
 def _parts(model: nn.Module) -> list[tuple[Any, ...]]:
-    """Every module by name and class, and whether somebody listens to its calls or replaced its `forward`."""
+    """Every module by name and class, and whether it has hooks or a replaced `forward`."""
     return [
         (name, type(part), bool(part._forward_hooks or part._forward_pre_hooks), "forward" in vars(part))
         for name, part in model.named_modules()

@@ -1,7 +1,7 @@
-"""A hash of all text that has come so far, as a value that can be saved and resumed.
+"""An incremental hash of text, as a value that can be saved and resumed.
 
 SHA-256 objects can't be saved, so this is a chain: the text is cut into pieces of 256 bytes, and each piece is hashed
-together with the hash of all before. It depends on the text alone, not on how it came.
+together with the hash of all before. It depends only on the text, not on how it was divided.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class TextHash:
     """The hash of a text so far."""
 
     chain: bytes = b""
-    tail: bytes = b""  # what came after the last whole piece
+    tail: bytes = b""  # text after the last whole piece
     length: int = 0  # bytes of the text
 
     def update(self, data: bytes) -> TextHash:
-        """The hash of the text with more behind it."""
+        """The hash after appending more text."""
         buffer, chain, start = self.tail + data, self.chain, 0
         while len(buffer) - start >= PIECE_BYTES:
             chain = hashlib.sha256(chain + buffer[start : start + PIECE_BYTES]).digest()
@@ -32,7 +32,7 @@ class TextHash:
         return TextHash(chain, buffer[start:], self.length + len(data))
 
     def hexdigest(self) -> str:
-        """The hash as text."""
+        """The hash as a hexadecimal string."""
         return hashlib.sha256(self.chain + self.tail + self.length.to_bytes(8, "big")).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""From text that comes in pieces to tokens: the same ones that the whole text would give.
+"""Tokenizes text that comes in pieces, with the same tokens as for the whole text.
 
-A SentencePiece vocabulary makes other tokens of a word that is cut in two, so the end of what has come is held back
-until white space settles it. Bytes are settled at once.
+A SentencePiece vocabulary encodes a word that is cut in two differently, so the end of each piece is held back
+until white space follows. Bytes never need to be held back.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ FILE_BYTES = 1 << 18
 
 
 def settled(tokenizer: Tokenizer, buffer: bytes) -> int:
-    """How many bytes at the front of a text to come have their tokens already, whatever follows."""
+    """The number of bytes at the front of a text whose tokens don't depend on what follows."""
     if tokenizer.model is None:
         return len(buffer)
     end = 0
-    # As the tokenizer itself cuts a long text; only here a cut is made where no white space allows one.
+    # As the tokenizer cuts a long text; the only place that cuts where there is no white space.
     while len(buffer) - end > tokenizer.piece_bytes:
         end += tokenizer.safe_end(buffer[end : end + tokenizer.piece_bytes])
     last = end + tokenizer.safe_end(buffer[end:])
@@ -36,7 +36,7 @@ def settled(tokenizer: Tokenizer, buffer: bytes) -> int:
 
 
 def tokens_of(tokenizer: Tokenizer, text: bytes, at_beginning: bool) -> NDArray[np.int64]:
-    """The tokens of a piece of UTF-8; `at_beginning` says that nothing of the document comes before it."""
+    """The tokens of a piece of UTF-8; `at_beginning`: whether it is the beginning of the document."""
     parts = [np.empty(0, np.int64)]
     for index, piece in enumerate(tokenizer.cut([text]) if text else ()):
         parts.append(tokenizer.encode_piece(piece, begin=at_beginning and index == 0).tokens.astype(np.int64))

@@ -1,4 +1,4 @@
-"""From tokens to text that can be shown at once: whole characters only, and nothing of a stop string."""
+"""Turns tokens into text that can be shown immediately: whole characters, without stop strings."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ TAIL_TOKENS = 4  # A character has at most four bytes, so an unfinished one lies
 
 
 class TextStream:
-    """The text of one sequence while it is written, token by token."""
+    """The text of one sequence while it is generated, token by token."""
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stop: Sequence[str]) -> None:
-        """before: the last tokens in front of the writing; they may end inside of a character."""
+        """before: the last tokens before the generated ones; they may end inside a character."""
         self._tokenizer, self._stop = tokenizer, tuple(stop)
         self._at_beginning = not before
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -35,7 +35,7 @@ class TextStream:
         return self._release(len(self._held) - self._could_begin_stop())
 
     def finish(self) -> str:
-        """What was held back because a stop string could have begun there. An unfinished character stays unsaid."""
+        """Text held back because a stop string could have begun there. An unfinished character is dropped."""
         return self._release(len(self._held))
 
     def _could_begin_stop(self) -> int:
@@ -55,6 +55,6 @@ class TextStream:
 
 
 def unfinished_character(tokenizer: Tokenizer, tokens: Sequence[int]) -> bytes:
-    """The bytes of a character that the last of these tokens have begun and not finished; mostly none."""
+    """The bytes of an unfinished character at the end of these tokens; usually none."""
     tail = tokenizer.decode_bytes(list(tokens[-TAIL_TOKENS:]), begin=False)
     return tail[last_character_end(tail) :]

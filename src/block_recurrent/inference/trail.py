@@ -1,10 +1,10 @@
-"""Trails: places in a memory's past that it can be set back to exactly.
+"""Trails: checkpoints of a memory, from which it can be restored exactly.
 
-    FOLDER/book.memory          a memory file; its notes name the checkpoints of its trail
-    FOLDER/trail/ID.memory      a checkpoint: a memory file too; memories that share a past share it
+    FOLDER/book.memory          a memory file; its notes list the checkpoints of its trail
+    FOLDER/trail/ID.memory      a checkpoint: also a memory file; memories with a common history share it
 
-A checkpoint is never changed, and a memory file names its trail itself. So saving, forking and rewinding are one atomic
-write each, and a checkpoint that no memory names is rubbish, which `collect` deletes.
+A checkpoint is never changed, and a memory file lists its own trail. So saving, forking and rewinding are one atomic
+write each, and a checkpoint that no memory lists is garbage, which `collect` deletes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Place:
     """One checkpoint."""
 
     position: int
-    """Tokens read and written by then."""
+    """Number of tokens read and generated up to there."""
     id: str
     prefix: str | None = None
-    """Hash of the tokens up to there, where reading them again would give the same checkpoint to the last bit."""
+    """Hash of the tokens up to there, if reading them again would give the same checkpoint bit for bit."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Trail:
 
     @classmethod
     def of(cls, notes: dict[str, Any]) -> Trail:
-        """The trail that a memory file names in its notes."""
+        """The trail in the notes of a memory file."""
         return cls(tuple(Place(int(at), str(key), prefix) for at, key, prefix in notes.get("trail", ())))
 
     def to_notes(self) -> dict[str, Any]:
         return {"trail": [[place.position, place.id, place.prefix] for place in self.places]}
 
     def add(self, place: Place, keep: int) -> Trail:
-        """With one more place, and at most `keep`: the newest half as they came, the older ones spread evenly."""
+        """With one more checkpoint, and at most `keep`: the newest half, and the older ones spread evenly."""
         places = [old for old in self.places if old.position < place.position] + [place]
         while len(places) > keep:
             older = range(1, max(2, len(places) - keep // 2))
@@ -60,27 +60,27 @@ class Trail:
         return Trail(tuple(places))
 
     def until(self, position: int) -> Trail:
-        """The places before this one."""
+        """The checkpoints before this one."""
         return Trail(tuple(place for place in self.places if place.position < position))
 
     def at(self, position: int) -> Place:
-        """The place at this position; an error says which there are."""
+        """The checkpoint at this position; an error lists the available ones."""
         for place in self.places:
             if place.position == position:
                 return place
         there = ", ".join(str(place.position) for place in self.places) or "none"
-        raise InputError(f"there is no checkpoint at position {position}: it must be one of the trail's ({there})")
+        raise InputError(f"there is no checkpoint at position {position}: it must be one of {there}")
 
 
 def checkpoint_path(folder: Path, place: Place) -> Path:
-    """Where a checkpoint of the memories in a folder lies."""
+    """The path of a checkpoint of the memories in a folder."""
     if not (place.id.isalnum() and place.id.isascii()):
-        raise FileFormatError(f"a trail names the checkpoint {place.id!r}: such a name can't be one")
+        raise FileFormatError(f"a trail has an invalid checkpoint id {place.id!r}")
     return folder / FOLDER / f"{place.id}{SUFFIX}"
 
 
 def save_checkpoint(session: Session, folder: Path, prefix: str | None = None) -> Place:
-    """Write where the session stands as a checkpoint of the memories in a folder."""
+    """Save the session as a checkpoint of the memories in a folder."""
     place = Place(session.position, uuid.uuid4().hex, prefix)
     path = checkpoint_path(folder, place)
     path.parent.mkdir(exist_ok=True)
@@ -89,13 +89,13 @@ def save_checkpoint(session: Session, folder: Path, prefix: str | None = None) -
 
 
 def places_of(path: Path) -> tuple[Place, ...]:
-    """The checkpoints that a memory file can be set back to."""
+    """The checkpoints that a memory file can be rewound to."""
     places = Trail.of(read_memory_file(path).notes).places
     return tuple(place for place in places if checkpoint_path(path.parent, place).is_file())
 
 
 def rewind(path: Path, position: int, out: Path) -> None:
-    """Write the memory of an earlier place, exactly as it was; with the trail up to there in the same folder."""
+    """Write the exact memory at an earlier checkpoint; in the same folder, with the trail up to there."""
     file = read_memory_file(path)
     trail = Trail(places_of(path))
     place = trail.at(position)
@@ -107,10 +107,10 @@ def rewind(path: Path, position: int, out: Path) -> None:
 
 
 def collect(folder: Path) -> None:
-    """Delete the checkpoints that no memory names, and what killed processes left. Nothing else may write there."""
+    """Delete unused checkpoints, and temporary files of killed processes. Nothing else may write there."""
     named = set()
     for path in folder.glob(f"*{SUFFIX}"):
-        with suppress(BlockRecurrentError, KeyError, TypeError, ValueError):  # a damaged memory names none
+        with suppress(BlockRecurrentError, KeyError, TypeError, ValueError):  # a damaged memory lists none
             named |= {place.id for place in Trail.of(load_header(path)["extra"]["notes"]).places}
     for path in (folder / FOLDER).glob(f"*{SUFFIX}"):
         if path.name.removesuffix(SUFFIX) not in named:
@@ -121,7 +121,7 @@ def collect(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The folder for this process alone; an error if another has it."""
+    """Lock the folder for this process; an error if another process has it."""
     import fcntl
 
     handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -130,7 +130,7 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FileFormatError(
-                f"the folder '{folder}' is in use by another process, perhaps 'brt serve': stop it first, or ask it"
+                f"the folder '{folder}' is in use by another process, perhaps 'brt serve': stop it, or use its API"
             ) from None
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Writing one sequence: choosing, decoding and ending. One or many of these share the model's calls."""
+"""Generation of one sequence: choosing tokens, decoding and ending. Several can share the model's calls."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ MARK, STOP, LENGTH = "mark", "stop", "length"
 
 @dataclass(frozen=True)
 class WrittenToken:
-    """One token that was written; the last one may be the document mark, which is no part of the text."""
+    """A generated token; the last one may be the document mark, which is not part of the text."""
 
     token: int
-    log_prob: float  # natural logarithm of its probability under the model itself, whatever the sampling options
-    text: str  # the text that is ready with it: whole characters, perhaps none yet
+    log_prob: float  # natural logarithm of its probability under the model, regardless of sampling options
+    text: str  # the text that is complete with it: whole characters, possibly none
 
 
 @dataclass(frozen=True)
 class Written:
-    """All that one call of writing gave."""
+    """The result of a generation."""
 
     text: str
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
-    ended: str | None  # why: "mark" (the document ended), "stop" (a stop string), "length"; None if it was broken off
+    ended: str | None  # why: "mark" (the document ended), "stop" (a stop string), "length"; None if it was interrupted
 
 
 class Writer:
-    """One sequence while it is written. `state` moves on with each token and is always whole."""
+    """A sequence being generated. `state` advances with each token and is always consistent."""
 
     def __init__(self, tokenizer: Tokenizer, state: SessionState, sampling: Sampling, max_tokens: int) -> None:
         self.state = state
@@ -46,10 +46,10 @@ class Writer:
         self._left = max_tokens
 
     def take(self, logits: Tensor, memory: DocumentMemory) -> WrittenToken:
-        """The next token, from the logits (V,) and the memory that the pending token gave.
+        """The next token, from the logits (V,) and the memory after the pending token.
 
-        The document mark ends the writing and is not fed: the state stays in front of its last token, so that the
-        session reads and writes on as if the mark had not come.
+        The document mark ends the generation and is not fed: the state stays before its last token, so that the
+        session can continue as if there had been no mark.
         """
         choice = self._chooser.choose(logits, self.state.recent)
         if choice.token == self._tokenizer.eos_token_id:

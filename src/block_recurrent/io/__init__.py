@@ -1,1 +1,1 @@
-"""Reading and writing files: written whole or not at all, and checked before anything is made of them."""
+"""Reading and writing files: written atomically, and verified before use."""

@@ -1,7 +1,7 @@
-"""Files and folders that appear whole or not at all, also after a crash or a power failure.
+"""Atomic writes of files and folders, which also survive a crash or a power failure.
 
-Both are written under a hidden name beside their place, synced, renamed, and then the folder that holds them is synced.
-What killed processes left behind is deleted when the same file or folder is written again, or by `sweep`.
+Both are written under a hidden temporary name in the same folder, synced and renamed; then that folder is synced.
+Temporary files of killed processes are deleted when the same file or folder is written again, or by `sweep`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-STALE_SECONDS = 24 * 3600  # no process that still writes leaves its file alone for so long
+STALE_SECONDS = 24 * 3600  # a process that is still writing touches its file more often
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A hidden path beside `path` to write to: renamed to `path` when the block ends well, deleted when it doesn't."""
-    # A name of its own, so that several processes and threads may write the same file; the last one wins.
+    """A hidden temporary file to write to: renamed to `path` if the block succeeds, deleted if it fails."""
+    # A unique name, so that several processes and threads may write the same file; the last one wins.
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     _delete_stale(path)
     try:
@@ -36,9 +36,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path, check: Callable[[Path], None] = lambda path: None) -> Iterator[Path]:
-    """A hidden empty folder to write into: renamed to `path` when the block ends well, deleted when it doesn't.
+    """A hidden empty folder to write into: renamed to `path` if the block succeeds, deleted if it fails.
 
-    `check(path)` raises if what is at `path` must not be replaced; it runs before the block and after it. While the
+    `check(path)` raises if an existing `path` must not be replaced; it runs before and after the block. While the
     block runs, another process that writes the same folder gets a BlockingIOError.
     """
     path = Path(os.path.realpath(path))
@@ -62,7 +62,7 @@ def part_of(path: Path) -> Path:
 
 
 def commit_folder(path: Path) -> None:
-    """Sync everything in `part_of(path)` and rename it to `path`; a folder that was there is deleted."""
+    """Sync everything in `part_of(path)` and rename it to `path`; an existing folder is deleted."""
     part = part_of(path)
     for folder, _, names in os.walk(part, topdown=False):
         for name in names:
@@ -78,7 +78,7 @@ def commit_folder(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder; one that is half deleted is no longer in its place."""
+    """Delete a folder; it is renamed first, so that a partly deleted one is not found under its name."""
     gone = path.with_name(f".{path.name}.gone")
     shutil.rmtree(gone, ignore_errors=True)
     os.replace(path, gone)
@@ -86,7 +86,7 @@ def remove_folder(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Clear away what killed processes left of the folders in `folder`. Nothing else may be writing there."""
+    """Delete temporary folders of killed processes in `folder`. Nothing else may be writing there."""
     for path in sorted(folder.glob(".*.old")):
         _recover(path.with_name(path.name[1 : -len(".old")]))
     for suffix in (".part", ".gone"):
@@ -95,7 +95,7 @@ def sweep(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk."""
+    """Sync a file, or the entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -112,7 +112,7 @@ def _old_of(path: Path) -> Path:
 
 
 def _recover(path: Path) -> None:
-    """A process may have stopped between moving the old folder away and the new one in: then the old one goes back."""
+    """Restore the old folder if a process stopped between moving it away and moving the new one in."""
     old = _old_of(path)
     if old.exists() and path.exists():
         shutil.rmtree(old)
@@ -129,7 +129,7 @@ def _delete_stale(path: Path) -> None:
 
 @contextmanager
 def _claimed(part: Path) -> Iterator[None]:
-    """Make the folder, keep other processes out of it, and empty it."""
+    """Create and lock the folder, and empty it."""
     part.mkdir(exist_ok=True)
     handle = os.open(part, os.O_RDONLY)
     try:
@@ -153,4 +153,6 @@ def _lock(handle: int, part: Path) -> None:
         pass  # a file system without locks
     # The process that had the lock may just have finished and renamed the folder away.
     if taken or not (part.exists() and os.path.samestat(os.fstat(handle), os.stat(part))):
-        raise BlockingIOError(errno.EAGAIN, f"another run is writing to '{part}'; wait for it, or choose another place")
+        raise BlockingIOError(
+            errno.EAGAIN, f"another run is writing to '{part}'; wait for it to finish, or choose another folder"
+        )

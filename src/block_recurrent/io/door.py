@@ -1,7 +1,7 @@
-"""The door for files that come in: sealed text, lists of files with their hashes, and schemas.
+"""Validation of input files: sealed text, lists of files with their hashes, and schemas.
 
-A sealed text ends in the SHA-256 of all before it, so that one flipped bit anywhere is found. Whatever is wrong is a
-FileFormatError of one line. A hash finds damage and slips; it is no signature, see docs/security.md.
+A sealed text ends with the SHA-256 of everything before it, so that any flipped bit is detected. Every problem is a
+one-line FileFormatError. A hash detects damage and mistakes; it is not a signature, see docs/security.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from block_recurrent.errors import FileFormatError
 
 MANIFEST = "manifest.json"
 COUNT_LIMIT = 1 << 53
-"""More than anybody can count to, and exact in every number format."""
+"""Larger than any real count, and exact in every number format."""
 _JSON_SEAL, _TOML_SEAL = ',\n "sha256": "{}"\n}}\n', "# sha256: {}\n"
 Rule = Callable[[Any], bool]
 
@@ -34,7 +34,7 @@ def seal_toml(text: str) -> str:
 
 
 def toml_seal(text: str) -> bool | None:
-    """Whether a TOML file's seal fits; None if it has none."""
+    """Whether a TOML file matches its seal; None if it has none."""
     return None if "# sha256" not in text else _is_sealed(text, _TOML_SEAL)
 
 
@@ -48,9 +48,9 @@ def _is_sealed(text: str, seal: str) -> bool:
 
 
 def read_manifest(path: Path, kind: str, rules: Mapping[int, Mapping[str, Rule]]) -> dict[str, Any]:
-    """A manifest of a kind; `rules`: the keys of each version and what they may hold. From version 2 on it is sealed.
+    """A manifest of a kind; `rules`: the keys of each version and their valid values. From version 2 on it is sealed.
 
-    A file that can't be opened is an OSError; anything else that is wrong is a FileFormatError.
+    A file that can't be opened is an OSError; any other problem is a FileFormatError.
     """
     raw = path.read_bytes()
     try:
@@ -59,10 +59,12 @@ def read_manifest(path: Path, kind: str, rules: Mapping[int, Mapping[str, Rule]]
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"its {path.name} is not JSON ({first_line(error)})") from None
     if not isinstance(manifest, dict) or manifest.get("format") != kind:
-        raise FileFormatError(f"its {path.name} is not that of a {kind}")
+        raise FileFormatError(f"its {path.name} is not the manifest of a {kind}")
     version: Any = manifest.get("version")
     if not is_count(version) or version not in rules:
-        raise FileFormatError(f"its {path.name} has format version {version!r}, this program reads {max(rules)}")
+        raise FileFormatError(
+            f"its {path.name} has format version {version!r}; this version supports up to {max(rules)}"
+        )
     if version > 1 and not (_is_sealed(text, _JSON_SEAL) and manifest.pop("sha256", None)):
         raise FileFormatError(f"its {path.name} does not match its own hash: it was changed after it was written")
     check_schema(manifest, {"format": is_text, "version": is_count, **rules[version]}, f"its {path.name}")
@@ -70,23 +72,23 @@ def read_manifest(path: Path, kind: str, rules: Mapping[int, Mapping[str, Rule]]
 
 
 def check_schema(values: Any, rules: Mapping[str, Rule], whose: str) -> None:
-    """An error that names the first key that is missing, unknown, or breaks its rule. A rule for 'key?' is optional."""
+    """Raise an error that names the first key that is missing, unknown or invalid. 'key?' is optional."""
     if not isinstance(values, dict):
-        raise FileFormatError(f"{whose} holds a {type(values).__name__} where it should hold keys")
+        raise FileFormatError(f"{whose} is a {type(values).__name__} instead of an object with keys")
     for name, rule in rules.items():
         key = name.removesuffix("?")
         if key not in values:
             if key == name:
                 raise FileFormatError(f"{whose} lacks '{key}'")
         elif not rule(values[key]):
-            raise FileFormatError(f"{whose} has '{key}' {_shown(values[key])}, which can't be")
+            raise FileFormatError(f"{whose} has an invalid '{key}': {_shown(values[key])}")
     if len(values) > len(rules) or not all(key in rules or f"{key}?" in rules for key in values):
         unknown = next(key for key in values if key not in rules and f"{key}?" not in rules)
         raise FileFormatError(f"{whose} has the unknown key '{unknown}'")
 
 
 def is_count(value: Any) -> bool:
-    """A whole number that something can be counted by."""
+    """A whole number, usable as a count."""
     return type(value) is int and 0 <= value < COUNT_LIMIT
 
 
@@ -115,17 +117,17 @@ def list_files(folder: Path) -> dict[str, str]:
 
 
 def check_files(folder: Path, listed: Mapping[str, str]) -> None:
-    """An error unless a folder holds the files that its manifest lists, each with its hash, and no others."""
+    """Raise an error unless a folder contains exactly the files that its manifest lists, with their hashes."""
     found = _names(folder)
     for name in sorted(found | set(listed)):
         if name not in found:
             raise FileFormatError(f"{name} is missing")
         if name not in listed:
-            raise FileFormatError(f"its {MANIFEST} does not list {name}: remove it if you know where it comes from")
+            raise FileFormatError(f"its {MANIFEST} does not list {name}: remove it if it does not belong there")
         if (folder / name).is_symlink() or not (folder / name).is_file():
             raise FileFormatError(f"{name} is not a regular file")
         if sha256_of(folder / name) != listed[name]:
-            raise FileFormatError(f"{name} does not have the hash that it should have")
+            raise FileFormatError(f"the hash of {name} differs")
 
 
 def _names(folder: Path) -> set[str]:
@@ -139,7 +141,7 @@ def sha256_of(path: Path) -> str:
 
 
 def first_line(error: object) -> str:
-    """What an error of a library says, in one line."""
+    """The message of an error, as one line."""
     return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 

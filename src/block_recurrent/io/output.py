@@ -1,4 +1,4 @@
-"""What commands give out: tables on the terminal and in Markdown, and files that appear whole or not at all."""
+"""Output of commands: tables on the terminal and in Markdown, and files that are written atomically."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from block_recurrent.io.atomic import atomic_file
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns as wide as they need to be: the first to the left, numbers to the right."""
+    """A table of text: the first column aligned left, the others right."""
     table = [list(head), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
@@ -34,7 +34,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def write_file(
     path: Path, content: str | bytes, error: type[BlockRecurrentError] = DataError, make_folder: bool = False
 ) -> None:
-    """A file, all of it or nothing; `error` is what is raised where it can't be."""
+    """Write a file atomically; `error` is the exception to raise if that fails."""
     try:
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)

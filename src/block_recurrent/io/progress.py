@@ -1,4 +1,4 @@
-"""How far a long work has come: a bar on a terminal, a line now and then elsewhere. On stderr: output can be piped."""
+"""Progress of long tasks: a bar on a terminal, occasional lines elsewhere. On stderr, so that output can be piped."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 LINE_SECONDS, BAR_SECONDS = 10.0, 0.1
 Progress = Callable[[int, int | None], None]
-"""To be told how much is done, and of how much in all, where that is known."""
+"""Called with the amount done and the total, if it is known."""
 
 
 @contextmanager
 def shown_progress(what: str, unit: str = "tokens") -> Iterator[Progress]:
-    """A function to be told how much is done."""
+    """A function that reports progress."""
     if not sys.stderr.isatty():
         yield _lines(what, unit)
         return

@@ -1,4 +1,4 @@
-"""Files of tensors: safetensors, never pickle; nothing non-finite goes out, and errors are one line."""
+"""Files of tensors: safetensors, never pickle; non-finite values are not written, and errors are one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """A safetensors file. Numbers that are not finite are a FileFormatError; a disk that is full is an OSError."""
+    """Write a safetensors file. Values that are not finite are a FileFormatError; a full disk is an OSError."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -22,7 +22,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     check_finite(plain)
     try:
         save_file(plain, path, metadata)
-        path.chmod(0o644)  # safetensors makes files that only their owner can read
+        path.chmod(0o644)  # safetensors creates files that only their owner can read
     except SafetensorError as error:
         raise OSError(str(error)) from None
 
@@ -31,21 +31,21 @@ def read_tensors(path: Path, what: str = "file of tensors") -> tuple[dict[str, T
     """All tensors of a safetensors file, and its metadata."""
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():  # a pipe would be waited for
+    if not path.is_file():  # reading a pipe would block
         is_there = f"'{path}' can't be read as a {what}: it is not a regular file"
-        raise FileFormatError(is_there if path.exists() else f"there is no {what} '{path}'")
+        raise FileFormatError(is_there if path.exists() else f"{what} '{path}' does not exist")
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             return tensors, dict(file.metadata() or {})
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise FileFormatError(
-            f"'{path}' can't be read as a {what}, it is damaged, cut or another kind of file: {first_line(error)}"
+            f"'{path}' can't be read as a {what}, it is damaged, truncated or another kind of file: {first_line(error)}"
         ) from None
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """An error that names the first tensor with a number that is not finite."""
+    """Raise an error that names the first tensor with a value that is not finite."""
     for name, x in tensors.items():
         if (x.is_floating_point() or x.is_complex()) and not x.isfinite().all():
-            raise FileFormatError(f"'{name}' has numbers that are not finite")
+            raise FileFormatError(f"'{name}' has values that are not finite")

@@ -1,1 +1,1 @@
-"""The model: from tokens and a memory to logits and the next memory. Start at `language_model.py`."""
+"""The model, which maps tokens and a memory to logits and the next memory. Start with `language_model.py`."""

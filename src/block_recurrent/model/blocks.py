@@ -1,7 +1,7 @@
-"""Where the tokens of one call lie in their lanes' blocks.
+"""The positions of the tokens of a call in the blocks of their lanes.
 
-A call may bring any number of tokens, and lanes may stand at different places inside their open block. Everything that
-depends on block borders goes through `BlockGrid`; with whole blocks (training) its methods are views, no copies.
+A call may have any number of tokens, and lanes may be at different positions inside their open block. Everything that
+depends on block boundaries goes through `BlockGrid`; with whole blocks (training) its methods are views, not copies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from block_recurrent.ops import on_device
 
 
 def slice_lanes(x: Tensor, starts: Sequence[int], length: int, dim: int) -> Tensor:
-    """From each lane b the `length` entries that begin at starts[b] along `dim`; zeros outside of what there is."""
+    """From each lane b the `length` entries that begin at starts[b] along `dim`; zeros out of bounds."""
     size = x.shape[dim]
     if len(set(starts)) == 1:
         start, end = starts[0], starts[0] + length
@@ -89,7 +89,7 @@ class BlockGrid:
         return slice_lanes(buffer, [cached + n - count for n in self.lengths], count, dim=2)
 
     def pieces(self) -> list[tuple[list[int], list[int]]]:
-        """The call cut at block borders: for each block, the first token and the number of tokens of each lane."""
+        """Divide the call at block boundaries: for each block, the first token and the number of tokens per lane."""
         cuts = [
             [min(max(block * self.window - p, 0), n) for p, n in zip(self.offsets, self.lengths, strict=True)]
             for block in range(self.num_blocks + 1)

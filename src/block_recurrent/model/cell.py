@@ -35,7 +35,7 @@ class RecurrentCell(nn.Module):
         return self.initial_state.expand(lanes, -1, -1)
 
     def weights(self) -> StateWeights:
-        """What makes a view of a state, joined once for all blocks of a call."""
+        """The weights that make a view of a state, concatenated once for all blocks of a call."""
         maps = (self.to_values, self.to_keys, self.to_self_queries, self.to_token_queries)
         scales = (torch.ones_like(self.self_scale), self.self_scale.abs(), self.token_scale.abs())
         projection = joined(*maps)
@@ -43,15 +43,15 @@ class RecurrentCell(nn.Module):
         return StateWeights(self.norm.weight, self.state_ids, projection, torch.cat(scales))
 
     def view(self, state: Tensor) -> StateView:
-        """What a state shows and asks."""
+        """Keys, values and queries of a state."""
         return state_view(state, self.weights())
 
     def scan(
         self, state: Tensor | None, keys: Tensor, values: Tensor, grid: BlockGrid, view: StateView | None = None
     ) -> tuple[list[StateView], Tensor]:
-        """Run over the blocks of a call: the one sequential part of the model.
+        """Run over the blocks of a call: the only sequential part of the model.
 
-        keys and values (B, H, C + N, K): the tokens', cached ones first; `view`: that of `state`, where it is known.
+        keys and values (B, H, C + N, K): the tokens', cached ones first; `view`: the view of `state`, if known.
         Returns the view at the start of each of the T blocks, and the state after the blocks that each lane completed.
         """
         assert state is not None
@@ -72,7 +72,7 @@ class RecurrentCell(nn.Module):
     @staticmethod
     def _blocks(x: Tensor, grid: BlockGrid) -> tuple[Tensor, ...]:
         """The blocks that were completed, after the one before them: (B, H, W, K) each."""
-        # Unbound at once: a slice per block would have the backward pass fill and add the whole buffer for each block.
+        # A single unbind: with a slice per block, the backward pass would fill and add the whole buffer for each block.
         return grid.keys_of_completed(x, blocks_before=1).unflatten(2, (-1, grid.window)).unbind(2)
 
 
@@ -100,7 +100,7 @@ class SingleUpdate(nn.Module):
 
 
 class DualUpdate(nn.Module):
-    """A gate on the attention, then an MLP with a gate of its own."""
+    """A gate on the attention, then an MLP with a second gate."""
 
     def __init__(self, config: ModelConfig, attention_dim: int) -> None:
         super().__init__()
@@ -118,9 +118,9 @@ UPDATES: dict[str, type[nn.Module]] = {"dual": DualUpdate, "single": SingleUpdat
 
 
 def register_update(name: str, update: type[nn.Module]) -> None:
-    """Make an update of the state known under the name that `ModelConfig.gate_config` gives it.
+    """Register an update of the state, under the name for `ModelConfig.gate_config`.
 
-    `update(config, attention_dim)` makes the module, whose `forward(attention, state)` gives the next state.
+    `update(config, attention_dim)` creates the module, whose `forward(attention, state)` returns the next state.
     """
     if name not in GATE_CONFIGS:
         GATE_CONFIGS.append(name)

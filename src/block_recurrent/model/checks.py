@@ -1,4 +1,4 @@
-"""Checks of what comes into a call. Nothing is broadcast silently; every message names the value and the rule."""
+"""Checks of the inputs of a call. Nothing is broadcast silently; every message names the value and the rule."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def check_tokens(tokens: Tensor, vocab_size: int, device: torch.device, name: st
         raise InputError(f"{name} has shape {tuple(tokens.shape)}: it must be (lanes, length), with at least one lane")
     if tokens.device != device:
         raise InputError(f"{name} is on {tokens.device}, the model on {device}: move one of them")
-    if tokens.is_cpu:  # on a GPU, Python would have to wait: whoever moves tokens there checks them before
+    if tokens.is_cpu:  # on a GPU this would synchronize: tokens are checked before they are moved there
         check_range(tokens, vocab_size, name)
 
 
 def check_range(tokens: Tensor, vocab_size: int, name: str) -> None:
-    """That there is no token outside of the vocabulary."""
+    """Raise an error if a token is outside the vocabulary."""
     low, high = (bound.item() for bound in tokens.aminmax()) if tokens.numel() else (0, 0)
     if low < 0 or high >= vocab_size:
         worst = low if low < 0 else high
-        raise InputError(f"{name} has {worst}: token numbers go from 0 to vocab_size - 1 = {vocab_size - 1}")
+        raise InputError(f"{name} has {worst}: tokens must be from 0 to vocab_size - 1 = {vocab_size - 1}")
 
 
 def check_dtype(values: Tensor, dtypes: Sequence[torch.dtype], name: str, more: str = "") -> None:
@@ -48,7 +48,7 @@ def check_lanes(values: Tensor, lanes: int, dtypes: Sequence[torch.dtype], name:
 
 
 def starts_of(starts: Tensor | None, lanes: int) -> list[bool]:
-    """Which lanes start a document, as plain booleans."""
+    """The lanes that start a document, as plain booleans."""
     if starts is None:
         return [False] * lanes
     check_lanes(starts, lanes, (torch.bool,), "starts")
@@ -56,14 +56,14 @@ def starts_of(starts: Tensor | None, lanes: int) -> list[bool]:
 
 
 def lengths_of(lengths: Tensor | None, lanes: int, num_tokens: int) -> tuple[int, ...]:
-    """How many tokens are real in each lane, as plain numbers."""
+    """The number of real tokens in each lane, as plain numbers."""
     if lengths is None:
         return (num_tokens,) * lanes
     check_lanes(lengths, lanes, _INTEGERS, "lengths")
     for lane, length in enumerate(lengths.tolist()):
         if not 0 <= length <= num_tokens:
             raise InputError(
-                f"lengths has {length} for lane {lane}: it must be from 0 to {num_tokens}, the tokens given"
+                f"lengths has {length} for lane {lane}: it must be from 0 to {num_tokens}, the number of tokens"
             )
     return tuple(lengths.tolist())
 
@@ -72,7 +72,9 @@ def check_same_shape(values: Tensor, tokens: Tensor, name: str, dtypes: Sequence
     """A tensor of the shape of tokens."""
     check_dtype(values, dtypes, name)
     if values.shape != tokens.shape:
-        raise InputError(f"{name} has shape {tuple(values.shape)}: it must be that of tokens, {tuple(tokens.shape)}")
+        raise InputError(
+            f"{name} has shape {tuple(values.shape)}: it must be the shape of tokens, {tuple(tokens.shape)}"
+        )
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,8 +1,8 @@
 """The kNN memory of a Memorizing Transformer layer: past keys and values, searched exactly (SPEC section 7).
 
 `KNNMemory` is a value, like every memory here, but a large one (half a GiB per lane at the paper's size), so values
-share storage: a ring with some room to spare. Appending writes into the spare room, which no living value can see; when
-there is none, or somebody else has written there, the new value gets a storage of its own.
+share storage: a ring buffer with spare room. Appending writes into the spare room, which no live value uses; if
+there is none, or another value has written there, the new value gets its own storage.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor
 from block_recurrent.config import ModelConfig
 from block_recurrent.ops import knn_attend, on_device
 
-# Room to spare, at least, in appended blocks: so many successors can share storage with a value that is still in use.
+# Minimum spare room, in appended blocks: this many successors can share storage with a value that is still in use.
 SPARE_BLOCKS = 4
 
 
 def room_to_spare(config: ModelConfig) -> int:
-    """Entries: two segments. The backward pass reads what each block of a segment has seen, and a training loop may
-    still hold the segment before.
+    """Entries: two segments. The backward pass reads what each block of a segment has used, and a training loop may
+    still use the segment before.
     """
     blocks = max(SPARE_BLOCKS, 2 * config.segment // config.window)
     return blocks * min(config.window, config.memory_size)
@@ -53,7 +53,7 @@ class KNNMemory:
 
     @classmethod
     def empty(cls, shape: tuple[int, int, int, int], spare: int, like: Tensor) -> KNNMemory:
-        """shape: (B, H, M, K). `spare`: so many entries can be appended while a value is in use; at least a block."""
+        """shape: (B, H, M, K). `spare`: entries that can be appended while a value is in use; at least a block."""
         B, H, M, K = shape
         keys, values = (like.new_zeros(B, H, M + spare, K) for _ in range(2))
         return cls(_Storage(keys, values, [0] * B), M, [0] * B, [0] * B)
@@ -62,8 +62,8 @@ class KNNMemory:
     def from_tensors(
         cls, keys: Tensor, values: Tensor, counts: Sequence[int], spare: int, ends: Sequence[int] | None = None
     ) -> KNNMemory:
-        """The inverse of `tensors`. With the `ends` of the value that they came from, the new one has the same bits in
-        all that it gives: a search returns entries in an order that hangs on where they are stored.
+        """The inverse of `tensors`. With the `ends` of the original, results of the new value are identical bit for
+        bit: the order of entries in a search depends on where they are stored.
         """
         ends = counts if ends is None else ends
         fresh = cls.empty(tuple(keys.shape), spare, keys)  # type: ignore[arg-type]
@@ -77,17 +77,17 @@ class KNNMemory:
 
     @property
     def spare(self) -> int:
-        """Entries that can be appended while this value is in use."""
+        """Number of entries that can be appended while this value is in use."""
         return self._storage.capacity - self.size
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what a value can hold; spare room is shared and not counted."""
+        """Bytes of the capacity of a value; spare room is shared and not counted."""
         B, H, _, K = self._storage.keys.shape
         return 2 * B * H * self.size * K * self._storage.keys.element_size()
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, M, K) in a layout of their own: oldest entry first, zeros where never written."""
+        """Keys and values (B, H, M, K) as copies: oldest entry first, zeros where never written."""
         slots, written = self._slots_by_age()
         return tuple(  # type: ignore[return-value]
             _take_lanes(x, slots).masked_fill(~written[:, None, :, None], 0)
@@ -111,14 +111,14 @@ class KNNMemory:
         return KNNMemory.from_tensors(keys, values, counts, memories[0].spare, ends)
 
     def reset(self, lanes: Sequence[bool]) -> KNNMemory:
-        """Nothing remembered in the lanes that are marked."""
+        """Clear the marked lanes."""
         if not any(lanes):
             return self
         counts = [0 if gone else count for gone, count in zip(lanes, self.counts, strict=True)]
         return KNNMemory(self._storage, self.size, self.ends, counts)
 
     def append(self, keys: Tensor, values: Tensor, lanes: Sequence[bool]) -> KNNMemory:
-        """A value with a block of (B, H, W, K) more in the lanes that are marked; the oldest entries go."""
+        """Append a block of (B, H, W, K) in the marked lanes; the oldest entries are dropped."""
         if not any(lanes):
             return self
         keys, values = keys.detach()[:, :, -self.size :], values.detach()[:, :, -self.size :]
@@ -132,7 +132,7 @@ class KNNMemory:
         return KNNMemory.from_tensors(*self.tensors(), self.counts, self.spare).append(keys, values, lanes)
 
     def _write(self, keys: Tensor, values: Tensor, ends: list[int], lanes: Sequence[bool]) -> None:
-        # Through `.data`: the backward pass of earlier blocks holds the storage, and reads other entries of it.
+        # Through `.data`: the backward pass of earlier blocks uses other entries of the storage.
         all_keys, all_values = self._storage.keys.data, self._storage.values.data
         for lane in (lane for lane, more in enumerate(lanes) if more):
             slots = torch.arange(self.ends[lane], ends[lane], device=keys.device) % self._storage.capacity
@@ -141,10 +141,10 @@ class KNNMemory:
             self._storage.written[lane] = ends[lane]
 
     def _may_write(self, ends: list[int], lanes: Sequence[bool]) -> bool:
-        """Whether writing up to `ends` touches nothing that this or any other living value sees."""
+        """Whether writing up to `ends` affects neither this nor any other live value."""
         storage = self._storage
         if storage.keys.is_inference() and not torch.is_inference_mode_enabled():
-            return False  # torch allows no writing to such tensors outside of inference mode
+            return False  # torch does not allow writing to such tensors outside inference mode
         if any(more and storage.written[lane] != self.ends[lane] for lane, more in enumerate(lanes)):
             return False
         oldest_kept = [end - storage.capacity for end in ends]
@@ -160,23 +160,25 @@ class KNNMemory:
         Where there are fewer entries than `neighbors`, the others are zero keys with zero values.
         """
         out = knn_attend(queries, *self.searched(neighbors), neighbors)
-        if out.grad_fn is not None:  # the backward pass reads the entries again: until then nobody may write over them
+        if (
+            out.grad_fn is not None
+        ):  # the backward pass reads the entries again: until then they must not be overwritten
             out.grad_fn.metadata["entries"] = self  # type: ignore[index]
         return out
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles hold the entries alone, not the room that is shared."""
+        """Copies and pickles contain only the entries, not the shared room."""
         return KNNMemory.from_tensors, (*self.tensors(), self.counts, self.spare, self.ends)
 
     def searched(self, least: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values (B, H, used, K) of the part of the storage that was ever written, at least so many entries,
-        and which of them (B, used) are this value's."""
+        """Keys and values (B, H, used, K) of the part of the storage that has been written, at least some entries,
+        and which of them (B, used) belong to this value."""
         used = max(min(max(self.ends), self._storage.capacity), least)
         keys, values = self._storage.keys[:, :, :used], self._storage.values[:, :, :used]
         return keys, values, self._visible(used, keys.device)
 
     def _visible(self, used: int, device: torch.device) -> Tensor:
-        """(B, used): the storage slots that hold one of this value's entries."""
+        """(B, used): the storage slots of this value's entries."""
         ends, counts = (on_device(x, device)[:, None] for x in (self.ends, self.counts))
         age = (ends - 1 - torch.arange(used, device=device)) % self._storage.capacity
         return age < counts

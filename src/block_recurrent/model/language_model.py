@@ -31,17 +31,17 @@ from block_recurrent.ops.precision import product_dtype
 
 
 class Loss(NamedTuple):
-    """What `BlockRecurrentLM.loss` returns."""
+    """Result of `BlockRecurrentLM.loss`."""
 
     sum: Tensor  # cross-entropy in nats, summed over the tokens that count; float32, with gradient
-    count: Tensor  # type: ignore[assignment]  # hides tuple.count, which nobody misses
-    """How many tokens that is; float32."""
+    count: Tensor  # type: ignore[assignment]  # hides tuple.count, which is not needed
+    """The number of these tokens; float32."""
     memory: DocumentMemory  # the next memory
     per_token: Tensor  # (B, N) nats of every token, counted or not; float32, no gradient
 
 
 class BlockRecurrentLM(nn.Module):
-    """Every system of the paper, as its configuration says. The memory is a value, and no part of the model."""
+    """Every system of the paper, by its configuration. The memory is a value, and not part of the model."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -62,8 +62,8 @@ class BlockRecurrentLM(nn.Module):
     ) -> tuple[Tensor, DocumentMemory]:
         """tokens (B, N) -> logits (B, N, V), and the memory after them.
 
-        memory: what the lanes have read before; None is an empty one. starts (B,) bool: lanes whose document begins
-        with this call; they forget. lengths (B,): how many tokens are real in each lane, the others change nothing.
+        memory: the memory of what the lanes have read; None: empty. starts (B,) bool: lanes whose document begins
+        with this call; they are reset. lengths (B,): number of real tokens in each lane; others have no effect.
         """
         hidden, memory = self.hidden(tokens, memory, starts, lengths)
         return hidden @ self.embedding.weight.T, memory
@@ -75,7 +75,7 @@ class BlockRecurrentLM(nn.Module):
         starts: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> tuple[Tensor, DocumentMemory]:
-        """As `forward`, but the vectors (B, N, D) whose products with the embeddings are the logits."""
+        """Like `forward`, but returns the vectors (B, N, D) whose products with the embeddings are the logits."""
         memory, grid = self._enter(tokens, memory, starts, lengths)
         run = self._block_by_block if self.config.feedback else self._stack
         x, layers = run(self.embedding(tokens.long()), memory.layers, grid)
@@ -112,11 +112,11 @@ class BlockRecurrentLM(nn.Module):
             found.append((y, first, lengths))
             offsets = tuple((p + n) % grid.window for p, n in zip(offsets, lengths, strict=True))
         if len(set(grid.offsets)) == len(set(grid.lengths)) == 1 and grid.lengths[0] == x.shape[1]:
-            return torch.cat([y for y, _, _ in found], dim=1), memories  # all lanes at the same place
+            return torch.cat([y for y, _, _ in found], dim=1), memories  # all lanes at the same position
         return sum((_place(*piece, x.shape[1]) for piece in found), torch.zeros_like(x)), memories
 
     def _feedback_views(self, memories: Sequence[LayerMemory]) -> Sequence[StateView | None]:
-        """What each layer reads in block feedback: a recurrent layer its own state, the others the highest one."""
+        """The state that each layer reads in block feedback: a recurrent layer its own, the others the highest one."""
         if not self.config.feedback:
             return [None] * len(memories)
         own = {index: cell.view(state) for index, cell, state in self._cells(memories)}
@@ -124,7 +124,7 @@ class BlockRecurrentLM(nn.Module):
         return [own.get(index, highest) for index in range(len(memories))]
 
     def _cells(self, memories: Sequence[LayerMemory]) -> Iterator[tuple[int, RecurrentCell, Tensor]]:
-        """Index, cell and present state of every recurrent layer."""
+        """Index, cell and current state of every recurrent layer."""
         for index, (layer, memory) in enumerate(zip(self.layers, memories, strict=True)):
             if isinstance(layer.cell, RecurrentCell) and memory.state is not None:
                 yield index, layer.cell, memory.state
@@ -138,7 +138,7 @@ class BlockRecurrentLM(nn.Module):
         mask: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Loss:
-        """Cross-entropy of `targets` (B, N) where `mask` (B, N) is true, without holding all logits.
+        """Cross-entropy of `targets` (B, N) where `mask` (B, N) is true, without storing all logits.
 
         Without a mask, all tokens count, or as many of each lane as `lengths` says.
         """
@@ -155,7 +155,7 @@ class BlockRecurrentLM(nn.Module):
         return Loss(total.float(), mask.sum().float(), memory, per_token.view(targets.shape).float())
 
     def fingerprint(self) -> str:
-        """SHA-256 of the model's shape and weights: whose memory is whose."""
+        """SHA-256 of the model's shape and weights, which identifies the memories of a model."""
         from block_recurrent.model.memory_file import hash_tensors
 
         shape = hashlib.sha256(self.config.shape_json().encode()).hexdigest()
@@ -164,7 +164,7 @@ class BlockRecurrentLM(nn.Module):
     def _enter(
         self, tokens: Tensor, memory: DocumentMemory | None, starts: Tensor | None, lengths: Tensor | None
     ) -> tuple[DocumentMemory, BlockGrid]:
-        """Check what came in; let documents start; put the learned initial state into fresh lanes."""
+        """Check the memory, reset lanes that start a document, and set the learned initial state of new lanes."""
         weight = self.embedding.weight
         checks.check_tokens(tokens, self.config.vocab_size, weight.device)
         lanes, num_tokens = tokens.shape
@@ -178,7 +178,7 @@ class BlockRecurrentLM(nn.Module):
         return self._with_initial_states(memory), grid
 
     def _with_initial_states(self, memory: DocumentMemory) -> DocumentMemory:
-        # In training, initial states take part in every call: processes that share weights must use the same ones.
+        # In training, initial states are part of every call: all processes must use the same parameters.
         if not (self.training or any(memory.fresh)):
             return memory
         fresh = on_device(memory.fresh, memory.device)[:, None, None]
@@ -194,7 +194,7 @@ class BlockRecurrentLM(nn.Module):
         if memory.lanes != lanes:
             raise MemoryMismatchError(
                 f"the memory has {memory.lanes} lanes, tokens has {lanes}: they must be the same; "
-                "pick lanes with memory.select, join memories with DocumentMemory.cat"
+                "select lanes with memory.select, or concatenate memories with DocumentMemory.cat"
             )
         weight = self.embedding.weight
         if memory.device != weight.device or memory.dtype not in (weight.dtype, product_dtype(weight)):
@@ -213,13 +213,13 @@ class BlockRecurrentLM(nn.Module):
 
 
 def _place(x: Tensor, first: list[int], lengths: list[int], num_tokens: int) -> Tensor:
-    """x (B, n, D) at its place in a call of N tokens: zeros before first[b] and from first[b] + lengths[b] on."""
+    """x (B, n, D) at its position in a call of N tokens: zeros before first[b] and from first[b] + lengths[b] on."""
     real = _within(lengths, x.shape[1], x.device)
     return slice_lanes(x * real[..., None], [-start for start in first], num_tokens, dim=1)
 
 
 def _within(lengths: Sequence[int], num_tokens: int, device: torch.device) -> Tensor:
-    """(B, N): whether a place is one of its lane's first lengths[b]."""
+    """(B, N): whether a position is one of the first lengths[b] of its lane."""
     if min(lengths) == num_tokens:
         return torch.ones(len(lengths), num_tokens, dtype=torch.bool, device=device)
     return torch.arange(num_tokens, device=device) < on_device(lengths, device)[:, None]

@@ -20,14 +20,14 @@ from block_recurrent.ops import StateView, attend_each, dropout, merge_heads, sp
 
 
 class TokenWeights(NamedTuple):
-    """What the tokens of a layer meet before attention, made of its parameters once for all blocks of a call."""
+    """Weights of a layer for the input of attention, prepared once for all blocks of a call."""
 
     projection: Tensor | None
-    """To values, keys, queries and queries to the states; None where each map has a product of its own."""
+    """Maps to values, keys, queries and queries to the states; None if each map has a separate product."""
     scales: Tensor
-    """Of all heads but those of values, (.., 1, 1)."""
+    """Scales of all heads but those of values, (.., 1, 1)."""
     bias: Tensor
-    """(H, W), with the head's scale on it."""
+    """(H, W), multiplied by the head's scale."""
 
 
 class Layer(nn.Module):
@@ -61,10 +61,10 @@ class Layer(nn.Module):
         view: StateView | None = None,
         weights: TokenWeights | None = None,
     ) -> tuple[Tensor, LayerMemory]:
-        """x (B, N, D) -> x, and what the layer remembers next. `view`: the state to read in block feedback."""
+        """x (B, N, D) -> x, and the next memory of the layer. `view`: the state to read in block feedback."""
         weights = weights or self.weights()
         queries, keys, values, state_queries = self._project_tokens(self._dropout(self.attention_norm(x)), weights)
-        # The cache is in the dtype of the keys that it got; the state stays in that of the weights.
+        # The cache has the dtype of its keys; the state has that of the weights.
         keys = torch.cat([memory.keys.to(keys.dtype), keys], dim=2)
         values = torch.cat([memory.values.to(values.dtype), values], dim=2)
         fixed = 0 if memory.keys.requires_grad else memory.keys.shape[2]
@@ -84,7 +84,7 @@ class Layer(nn.Module):
         return x, LayerMemory(grid.newest(keys, cached), grid.newest(values, cached), state, knn)
 
     def weights(self) -> TokenWeights:
-        """From the parameters as they are now."""
+        """From the current parameters."""
         scale = self.scale.abs()
         scales = [torch.ones_like(scale), scale]
         if self.state_scale is not None:
@@ -109,7 +109,7 @@ class Layer(nn.Module):
         return queries, keys, values, rest[0] if rest else None
 
     def _read_states(self, q: Tensor | None, views: list[StateView], grid: BlockGrid) -> Tensor:
-        """Each token over the state as it was at the start of its block, one view per block: (B, H, N, K)."""
+        """Attention of each token to the state at the start of its block, one view per block: (B, H, N, K)."""
         assert q is not None
         keys, values = [view.keys for view in views], [view.values for view in views]
         blocks = grid.into_blocks(q)
@@ -119,7 +119,7 @@ class Layer(nn.Module):
     def _search(
         self, attention: Tensor, q: Tensor, keys: Tensor, values: Tensor, knn: KNNMemory, grid: BlockGrid
     ) -> tuple[Tensor, KNNMemory]:
-        """Mix in what the kNN memory holds. A block's queries see the memory as it was before the block."""
+        """Mix in attention to the kNN memory. A block's queries use the memory before the block."""
         assert self.recall_mix is not None
         W = grid.window
         new_keys, new_values = (grid.keys_of_completed(x, blocks_before=0) for x in (keys, values))

@@ -1,4 +1,4 @@
-"""Weights of the authors' JAX code (meliad) become a model of ours (SPEC section 12)."""
+"""Import of weights from the authors' JAX code, meliad (SPEC section 12)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _LAYER = (
 
 
 def meliad_names(config: ModelConfig) -> dict[str, str]:
-    """The authors' name of every parameter that a model of this configuration has -> our name."""
+    """The authors' name of every parameter of a model with this configuration -> the name here."""
     with torch.device("meta"):
         ours = {name for name, _ in BlockRecurrentLM(config).named_parameters()}
     names = {"embed/embedding": "embedding.weight", "final_layernorm/scale": "final_norm.weight"}
@@ -77,7 +77,7 @@ def from_meliad(params: Mapping[str, Any], config: ModelConfig) -> BlockRecurren
     missing, unexpected = sorted(names.keys() - params.keys()), sorted(params.keys() - names.keys())
     if missing or unexpected:
         raise ConfigError(
-            "these weights are not of this configuration: "
+            "these weights don't match the configuration: "
             f"missing {', '.join(missing) or 'none'}; unexpected {', '.join(unexpected) or 'none'}"
         )
     model = BlockRecurrentLM(config)
@@ -86,7 +86,7 @@ def from_meliad(params: Mapping[str, Any], config: ModelConfig) -> BlockRecurren
         value = to_our_layout(theirs, params[theirs])
         if value.shape != ours[name].shape:
             raise ConfigError(
-                f"'{theirs}' has shape {tuple(np.shape(params[theirs]))}, which does not fit {name} of shape "
+                f"'{theirs}' has shape {tuple(np.shape(params[theirs]))}, which does not match {name} of shape "
                 f"{tuple(ours[name].shape)}: the configuration has other dimensions than the weights"
             )
         ours[name].data.copy_(value)
@@ -94,6 +94,6 @@ def from_meliad(params: Mapping[str, Any], config: ModelConfig) -> BlockRecurren
 
 
 def to_our_layout(name: str, value: Any) -> Tensor:
-    """A tensor of theirs as ours: linear maps go from (in, out) to (out, in)."""
+    """Convert a tensor: linear maps change from (in, out) to (out, in)."""
     tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
     return tensor.T.contiguous() if name.endswith("/kernel") else tensor

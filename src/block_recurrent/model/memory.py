@@ -1,13 +1,13 @@
-"""`DocumentMemory`: all that a model keeps of the documents it has read, as a value.
+"""`DocumentMemory`: everything that a model keeps of the documents it has read, as a value.
 
-It goes into a call and a new one comes out; nothing is ever changed in place. Its size does not depend on how much was
-read. Lane b of the batch reads one document; its memory is
+It is the input of a call, which returns a new one; nothing is changed in place. Its size does not depend on the length
+that was read. Lane b of the batch reads one document; its memory is
 
 - per layer, the keys and values of the last W tokens (2W in a recurrent layer: its state is updated at block ends, from
-  the block and the one before, so an open block and the one before it must be at hand);
+  the block and the one before, so the open block and the one before it must be available);
 - per recurrent layer, the state at the start of the open block;
 - per memorizing layer, past keys and values (`KNNMemory`);
-- how many tokens it has read, which says how far the open block has come.
+- the number of tokens it has read, which determines the position in the open block.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class LayerMemory:
-    """What one layer keeps. `keys` and `values` (B, H, C, K), newest last; `state` (B, S, D)."""
+    """The memory of one layer. `keys` and `values` (B, H, C, K), newest last; `state` (B, S, D)."""
 
     keys: Tensor
     values: Tensor
@@ -46,7 +46,7 @@ class LayerMemory:
         return LayerMemory(change(self.keys), change(self.values), state, knn)
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name, for comparing and saving."""
+        """Every tensor by name, for comparison and saving."""
         named = {"keys": self.keys, "values": self.values}
         if self.state is not None:
             named["state"] = self.state
@@ -57,13 +57,13 @@ class LayerMemory:
 
 @dataclass(frozen=True, eq=False)
 class DocumentMemory:
-    """The memory of B lanes. Make one with `empty` or `load`; a model's call returns the next."""
+    """The memory of B lanes. Create one with `empty` or `load`; a model's call returns the next."""
 
     layers: Sequence[LayerMemory]
-    tokens_read: Tensor  # (B,) int64, on the CPU: tokens of its document that each lane has read
-    config: ModelConfig  # the model's configuration; a memory fits models of the same shape
-    maker: weakref.ref[BlockRecurrentLM] | None = None  # the model that made it, where it is known
-    fingerprint: str | None = None  # hash of that model's shape and weights, where the memory comes from a file
+    tokens_read: Tensor  # (B,) int64, on the CPU: number of tokens of its document that each lane has read
+    config: ModelConfig  # the model's configuration; a memory can be used by models of the same shape
+    maker: weakref.ref[BlockRecurrentLM] | None = None  # the model that made it, if known
+    fingerprint: str | None = None  # hash of that model's shape and weights, if the memory was loaded from a file
 
     @classmethod
     def empty(
@@ -73,7 +73,7 @@ class DocumentMemory:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> DocumentMemory:
-        """Nothing read yet. The model puts its learned initial state in at the next call."""
+        """An empty memory. The model sets its learned initial state at the next call."""
         if not isinstance(lanes, int) or isinstance(lanes, bool) or lanes < 1:
             raise InputError(f"lanes is {lanes!r}: a memory has at least 1 lane")
         like = torch.empty(0, device=device, dtype=dtype)
@@ -102,7 +102,7 @@ class DocumentMemory:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickles and deep copies: a reference to the model can't go along, the hash of its weights can."""
+        """For pickle and deepcopy: stores the hash of the model's weights instead of a reference to the model."""
         return vars(self) | {"maker": None, "fingerprint": self.maker_fingerprint()}
 
     @property
@@ -119,7 +119,7 @@ class DocumentMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all lanes; the same regardless of how much was read."""
+        """Bytes of all lanes, regardless of the length that was read."""
         total = 0
         for layer in self.layers:
             held = [layer.keys, layer.values] + ([] if layer.state is None else [layer.state])
@@ -129,7 +129,7 @@ class DocumentMemory:
 
     @property
     def fresh(self) -> list[bool]:
-        """Lanes that have read nothing: their state is the learned initial one, whatever is stored."""
+        """Lanes that have read nothing: their state is the learned initial one, regardless of what is stored."""
         return [count == 0 for count in self.tokens_read.tolist()]
 
     def named_tensors(self) -> dict[str, Tensor]:
@@ -138,32 +138,32 @@ class DocumentMemory:
         return {f"{layer}.{name}": x for layer, tensors in named for name, x in tensors.items()}
 
     def detach(self) -> DocumentMemory:
-        """The same values, cut from the graph: no gradient goes further back than here."""
+        """Detach from the graph: gradients stop here."""
         return self._map(lambda x: x.detach().contiguous(), lambda knn: knn)
 
     def for_autograd(self) -> DocumentMemory:
-        """The same in tensors that autograd takes: those made in inference mode, as in reading, are copied."""
+        """The same in tensors for autograd: those made in inference mode are copied."""
         if not self.layers[0].keys.is_inference():
             return self
         return self._map(lambda x: x.clone(), lambda knn: knn)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DocumentMemory:
-        """On another device or in another precision."""
+        """Move to another device or dtype."""
         return self._map(lambda x: x.to(device=device, dtype=dtype), lambda knn: knn.to(device, dtype))
 
     def select(self, lanes: Sequence[int]) -> DocumentMemory:
-        """The lanes named, in that order; a lane may be named more than once."""
+        """Select lanes by index, in that order, possibly with repetitions."""
         lanes = lanes.tolist() if isinstance(lanes, Tensor) else list(lanes)
         if not lanes or any(isinstance(lane, bool) or lane not in range(self.lanes) for lane in lanes):
-            raise InputError(f"lanes {lanes} can't be selected: name at least one, each from 0 to {self.lanes - 1}")
+            raise InputError(f"lanes {lanes} can't be selected: give at least one, each from 0 to {self.lanes - 1}")
         selected = self._map(lambda x: x[lanes], lambda knn: knn.select(lanes))
         return replace(selected, tokens_read=self.tokens_read[lanes])
 
     @staticmethod
     def cat(memories: Sequence[DocumentMemory]) -> DocumentMemory:
-        """The lanes of several memories of one model, in order."""
+        """Concatenate the lanes of several memories of one model."""
         if not memories:
-            raise InputError("there is nothing to concatenate: give at least one memory")
+            raise InputError("nothing to concatenate: give at least one memory")
         first = memories[0]
         for other in memories[1:]:
             first.check_same_shape(other.config, "the first memory")
@@ -176,7 +176,7 @@ class DocumentMemory:
         return replace(known, layers=layers, tokens_read=torch.cat([memory.tokens_read for memory in memories]))
 
     def restart(self, lanes: Sequence[bool]) -> DocumentMemory:
-        """The marked lanes forget their document and are fresh; the others stay."""
+        """Reset the marked lanes to an empty memory; others are unchanged."""
         if not any(lanes):
             return self
         marked = torch.tensor(lanes)
@@ -193,7 +193,7 @@ class DocumentMemory:
         return replace(self, layers=tuple(layers), tokens_read=self.tokens_read.masked_fill(marked, 0))
 
     def difference(self, other: DocumentMemory) -> float:
-        """The largest difference of any number in the two memories; infinite if they have read different lengths."""
+        """The largest difference of any value in the two memories; infinite if they have read different lengths."""
         self.check_same_shape(other.config, "the other memory")
         if self.tokens_read.tolist() != other.tokens_read.tolist():
             return float("inf")
@@ -208,24 +208,24 @@ class DocumentMemory:
         return largest
 
     def equals(self, other: DocumentMemory, tolerance: float = 0.0) -> bool:
-        """Whether the two have read equally far and hold the same numbers within a tolerance."""
+        """Whether the two have read the same number of tokens and have equal values within a tolerance."""
         return self.lanes == other.lanes and self.difference(other) <= tolerance
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file, under a temporary name first and then renamed; see `memory_file`."""
+        """Write a safetensors file, atomically; see `memory_file`."""
         from block_recurrent.model.memory_file import save_memory
 
         save_memory(self, Path(path))
 
     @staticmethod
     def load(path: str | Path) -> DocumentMemory:
-        """Read what `save` wrote. The model that gets it checks that it made it."""
+        """Load a file written by `save`. A model that uses the memory checks that it made it."""
         from block_recurrent.model.memory_file import load_memory
 
         return load_memory(Path(path))
 
     def check_same_shape(self, config: ModelConfig, whose: str) -> None:
-        """An error that names the first difference, unless `config` has the shape of this memory's model."""
+        """Raise an error that names the differences, unless `config` has the shape of this memory's model."""
         if config is self.config or config.shape_json() == self.config.shape_json():
             return
         mine, theirs = self.config.to_dict(), config.to_dict()
@@ -236,16 +236,16 @@ class DocumentMemory:
         )
 
     def adopted_by(self, model: BlockRecurrentLM) -> DocumentMemory:
-        """The same memory as one that `model` made, without a check: for callers who know that it fits."""
+        """Mark the memory as made by `model`, without a check."""
         return replace(self, config=model.config, maker=weakref.ref(model), fingerprint=None)
 
     @property
     def unused(self) -> bool:
-        """Whether no model has made or read into it: it fits every model of its shape."""
+        """Whether no model has used it yet: it can be used by every model of its shape."""
         return self.maker is None and self.fingerprint is None
 
     def origin(self) -> BlockRecurrentLM | str | None:
-        """The model that made this memory (None if it is gone), or its fingerprint if the memory was loaded."""
+        """The model that made this memory (None if it was deleted), or its fingerprint if the memory was loaded."""
         return self.fingerprint if self.maker is None else self.maker()
 
     def maker_fingerprint(self) -> str | None:
@@ -255,8 +255,8 @@ class DocumentMemory:
         model = self.maker()
         if model is None:
             raise MemoryMismatchError(
-                "the model that made this memory is gone, so nobody can tell whose memory it is: "
-                "keep the model as long as its memories, or save them while it is there"
+                "the model that made this memory was deleted, so the memory can't be identified: "
+                "keep the model as long as its memories, or save them before deleting it"
             )
         return model.fingerprint()
 

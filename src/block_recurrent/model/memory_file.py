@@ -1,4 +1,4 @@
-"""Memory files: one safetensors file with a header that says whose memory it is. No pickle."""
+"""Memory files: one safetensors file with a header that identifies the model. No pickle."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from block_recurrent.model.memory import DocumentMemory, LayerMemory
 FORMAT = "block-recurrent-memory"
 VERSION = 1
 HEADER_STEP = 1 << 13
-"""The header is filled up to a multiple of this, so that a file is as large after a million tokens as after one."""
+"""The header is padded to a multiple of this, so that a file has the same size after a million tokens as after one."""
 ROOM_LIMIT = 1 << 30
-"""Bytes of room to spare that a file may ask for, whatever its own size."""
+"""Maximum bytes of spare room that a file may require, regardless of its size."""
 _DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 _RULES: dict[str, door.Rule] = {
     "version": door.is_count,
@@ -39,9 +39,9 @@ _RULES: dict[str, door.Rule] = {
 
 
 def save_memory(memory: DocumentMemory, path: Path, extra: dict[str, Any] | None = None) -> None:
-    """Write to a temporary file, then rename it: an interrupted save leaves the old file as it was.
+    """Write to a temporary file, then rename it: an interrupted save does not change the old file.
 
-    extra: further plain values for the header, given back by `load_memory_with_extra`.
+    extra: additional plain values for the header, returned by `load_memory_with_extra`.
     """
     tensors = {name: x.detach().cpu().contiguous() for name, x in memory.named_tensors().items()}
     header = {
@@ -66,23 +66,23 @@ def save_memory(memory: DocumentMemory, path: Path, extra: dict[str, Any] | None
 
 
 def load_memory(path: Path) -> DocumentMemory:
-    """Read and check a memory file; anything wrong with it is a FileFormatError that says what."""
+    """Load and verify a memory file; any problem is a FileFormatError."""
     return load_memory_with_extra(path)[0]
 
 
 def load_header(path: Path) -> dict[str, Any]:
-    """What a memory file says about itself; its tensors are not read, and not checked."""
+    """The header of a memory file, without reading or verifying its tensors."""
     try:
         with safe_open(path, framework="pt") as file:
             return _header(path, file.metadata() or {})
     except FileNotFoundError:
-        raise FileFormatError(f"there is no memory file '{path}'") from None
+        raise FileFormatError(f"memory file '{path}' does not exist") from None
     except (SafetensorError, OSError) as error:
         raise FileFormatError(f"'{path}' can't be read as a memory file: {error}") from None
 
 
 def load_memory_with_extra(path: Path) -> tuple[DocumentMemory, dict[str, Any]]:
-    """As `load_memory`, with the further values that were saved in the header."""
+    """Like `load_memory`, with the additional values of the header."""
     tensors, metadata = read_tensors(path, "memory file")
     header = _header(path, metadata)
     if _hash(metadata[FORMAT], tensors) != metadata.get("sha256"):
@@ -123,40 +123,40 @@ def _header(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
         raise FileFormatError(f"memory file '{path}' is damaged: its header has no version")
     if header["version"] != VERSION:
         raise FileFormatError(
-            f"memory file '{path}' has format version {header['version']}, this program reads version {VERSION}"
+            f"memory file '{path}' has format version {header['version']}; this version supports {VERSION}"
         )
     return header
 
 
 def _check(header: dict[str, Any], tensors: dict[str, Tensor]) -> ModelConfig:
-    """The configuration, if all else has the names, shapes, types and ranges that follow from it.
+    """The configuration, if everything else has the names, shapes, types and ranges that follow from it.
 
     The kernels compute addresses from these numbers.
     """
     door.check_schema(header, _RULES, "its header")
     config, lanes = ModelConfig.from_dict(header["config"]), len(header["tokens_read"])
-    if config.num_layers > len(tensors):  # before anything is made for each layer
+    if config.num_layers > len(tensors):  # before anything is allocated per layer
         raise FileFormatError(f"it has {len(tensors)} tensors for {config.num_layers} layers")
     expected = DocumentMemory.empty(config, lanes, "meta", torch.float32).named_tensors()
     for name in sorted(tensors.keys() | expected.keys()):
-        found, rule = (tuple(x[name].shape) if name in x else "not there" for x in (tensors, expected))
+        found, rule = (tuple(x[name].shape) if name in x else "missing" for x in (tensors, expected))
         if found != rule:
-            raise FileFormatError(f"'{name}' is {found}, and should be {rule} by its configuration")
+            raise FileFormatError(f"'{name}' is {found}, but should be {rule} by its configuration")
     dtypes = {x.dtype for x in tensors.values()}
     if len(dtypes) != 1 or not dtypes <= _DTYPES:
-        raise FileFormatError(f"its tensors are {', '.join(sorted(map(str, dtypes)))}, and should be one float type")
+        raise FileFormatError(f"its tensors are {', '.join(sorted(map(str, dtypes)))}, but should be one float type")
     check_finite(tensors)
     if header["fingerprint"] is None and any(header["tokens_read"]):
-        raise FileFormatError("it does not say which model made it")
+        raise FileFormatError("it does not identify the model that made it")
     _check_recall(header, config, lanes)
     room = 2 * len(config.memory_layers) * lanes * room_to_spare(config) * config.num_heads * config.head_dim * 4
     if room > max(ROOM_LIMIT, 64 * sum(x.nbytes for x in tensors.values())):
-        raise FileFormatError(f"segment {config.segment} would need {room / 2**30:,.0f} GiB of room to spare")
+        raise FileFormatError(f"segment {config.segment} would need {room / 2**30:,.0f} GiB of spare room")
     return config
 
 
 def _check_recall(header: dict[str, Any], config: ModelConfig, lanes: int) -> None:
-    """How many entries each kNN memory holds, and where they end."""
+    """The number of entries of each kNN memory, and where they end."""
     keys = [str(number - 1) for number in config.memory_layers]
     per_lane = dict.fromkeys(keys, lambda values: door.is_counts(values) and len(values) == lanes)
     door.check_schema(header["recall_counts"], per_lane, "recall_counts")

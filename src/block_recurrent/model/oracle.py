@@ -1,7 +1,7 @@
-"""The oracle: what the model means, one token of one lane at a time, in float64.
+"""The oracle: a reference implementation, one token of one lane at a time, in float64.
 
 It reads the same weights as `BlockRecurrentLM` and shares no code with it; where the two differ, one of them is wrong.
-Nothing here is clever. A document is kept whole: the keys and values of every token read so far, by position. So each
+It keeps whole documents: the keys and values of every token read so far, by position. So each
 rule of the model is a range of positions:
 
     a token at t attends to                 t - W .. t - 1      (before 0: zero keys and values, not masked)
@@ -30,19 +30,19 @@ Weights = Mapping[str, Tensor]
 
 @dataclass
 class Document:
-    """All that is known of one lane's document. Layers are counted from 1."""
+    """The document of one lane. Layers are counted from 1."""
 
     length: int = 0
     keys: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """(layer, position) -> (H, K), after normalisation."""
     values: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    states: dict[int, Tensor] = field(default_factory=dict)  # layer -> (S, D), as it was at the start of the open block
+    states: dict[int, Tensor] = field(default_factory=dict)  # layer -> (S, D), at the start of the open block
 
     def copy(self) -> Document:
         return Document(self.length, dict(self.keys), dict(self.values), dict(self.states))
 
     def detach(self) -> Document:
-        """The same numbers without gradient."""
+        """The same values without gradient."""
         return Document(self.length, _detach(self.keys), _detach(self.values), _detach(self.states))
 
 
@@ -51,7 +51,7 @@ def _detach(tensors: dict[Any, Tensor]) -> dict[Any, Tensor]:
 
 
 class Oracle:
-    """`logits, documents = oracle(tokens, documents, starts)`, as the model, for any number of tokens."""
+    """`logits, documents = oracle(tokens, documents, starts)`, like the model, for any number of tokens."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         """weights: the model's parameters by name. Gradients flow back to them."""
@@ -61,7 +61,7 @@ class Oracle:
     def __call__(
         self, tokens: Tensor, documents: Sequence[Document] | None = None, starts: Tensor | None = None
     ) -> tuple[Tensor, list[Document]]:
-        """tokens (B, N) -> logits (B, N, V), and what each lane knows then."""
+        """tokens (B, N) -> logits (B, N, V), and the documents after them."""
         logits, after = [], []
         for lane in range(len(tokens)):
             begins = documents is None or (starts is not None and bool(starts[lane]))
@@ -71,7 +71,7 @@ class Oracle:
         return torch.stack(logits), after
 
     def read(self, tokens: Iterable[int], document: Document) -> tuple[Tensor, Document]:
-        """One lane: logits (N, V) after each token. The document given stays as it is."""
+        """One lane: logits (N, V) after each token. Does not change the given document."""
         document, logits = document.copy(), []
         if document.length == 0:
             document.states = {n: self._layer(n)["cell.initial_state"] for n in self.config.recurrent_layers}
@@ -80,7 +80,7 @@ class Oracle:
         return torch.stack(logits) if logits else torch.zeros(0, self.config.vocab_size).double(), document
 
     def _read_token(self, token: int, document: Document) -> Tensor:
-        """One token up the stack; at the end of a block, every recurrent state moves on."""
+        """One token through the stack; at the end of a block, updates every recurrent state."""
         E, L, W = self.weights["embedding.weight"], self.config.num_layers, self.config.window
         x = E[token]
         for n in range(1, L + 1):
@@ -109,7 +109,7 @@ class Oracle:
             heads = attention(q, keys, values, w["scale"], bias)
 
         if n in config.recurrent_layers or config.feedback:
-            # Block feedback: a layer without a state of its own reads the highest recurrent layer's.
+            # Block feedback: a layer without its own state reads the highest recurrent layer's.
             whose = n if n in config.recurrent_layers else max(config.recurrent_layers)
             _, ks, vs = self._state_projections(whose, document.states[whose])
             qes = unit(self._heads(w["to_state_queries.weight"] @ h))
@@ -158,7 +158,7 @@ class Oracle:
         return torch.stack(after)
 
     def _update(self, w: Weights, a: Tensor, c: Tensor) -> Tensor:
-        """One state (D,) takes in its attention a (2*H*K,): the three configurations of SPEC section 4."""
+        """Update one state (D,) with its attention a (2*H*K,): the three configurations of SPEC section 4."""
         if self.config.gate_config == "single":
             hidden = torch.relu(w["cell.update.hidden.weight"] @ a)
             return self._gate(w, "cell.update.mlp_gate", hidden, c)
@@ -203,7 +203,7 @@ def rmsnorm(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def unit(x: Tensor) -> Tensor:
-    """Each row over its length."""
+    """Each row over its norm."""
     return x / torch.sqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 

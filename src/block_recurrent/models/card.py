@@ -1,4 +1,4 @@
-"""Model cards: what a model was made of, what it can do and what it can't, as `card.json` and as text."""
+"""Model cards: training data, evaluation and limits of a model, as `card.json` and as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from block_recurrent.io.output import markdown
 
 FORMAT = "block-recurrent model card"
 VERSION = 2
-"""Sealed, as all that we write from version 2 on."""
+"""Sealed, like all formats from version 2 on."""
 
 
 def _is_dict(value: Any) -> bool:
@@ -34,17 +34,17 @@ RULES: dict[str, door.Rule] = {
 
 
 def read_card(folder: Path) -> dict[str, Any]:
-    """The card of a model's folder; one that was edited after it was written is an error."""
+    """The card in a model's folder; an edited card is an error."""
     return door.read_manifest(folder / models.CARD, FORMAT, {VERSION: RULES})
 
 
 def card_of(name: str) -> dict[str, Any]:
-    """The card of a model in the box, or of a folder that `brt models pack` made."""
+    """The card of a bundled model, or of a folder made by `brt models pack`."""
     folder = models.locate(name)[0]
     if not (folder / models.CARD).is_file():
         known = models.names()
         listed = ", ".join(known) if known else "none in this installation"
-        raise ConfigError(f"there is no model '{name}' in the box{did_you_mean(name, known)}; models: {listed}")
+        raise ConfigError(f"there is no bundled model '{name}'{did_you_mean(name, known)}; models: {listed}")
     return read_card(folder)
 
 
@@ -56,7 +56,7 @@ def card_text(card: dict[str, Any]) -> str:
         f"Licence: {card['licence']}. {model['system']} {model['size']}: {model['parameters']:,} parameters "
         f"({model['parameters_without_embeddings']:,} without embeddings), vocabulary {model['vocabulary']:,}, window "
         f"{model['window']}, segment {model['segment']}, {model['states']} states, memory "
-        f"{model['memory_bytes']:,} bytes whatever was read.\n",
+        f"{model['memory_bytes']:,} bytes regardless of length.\n",
         _evaluation(card["evaluation"]),
         _data(card["data"]),
         f"## Training\n\n{training['tokens']:,} tokens in {training['steps']:,} steps.\n\n"

@@ -1,6 +1,6 @@
-"""Gates: how the recurrent state takes in something new (SPEC section 4, paper section 3.2).
+"""Gates: how the recurrent state is updated (SPEC section 4, paper section 3.2).
 
-`register_gate` adds one of your own: docs/extending.md.
+`register_gate` adds custom ones: docs/extending.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GATE_VARIANCE = 0.1
 
 
 class Gate(nn.Module):
-    """`gate(h, state)` is the next state (B, S, D); `h` (B, S, in_dim) enters the last linear map of the cell."""
+    """`gate(h, state)` returns the next state (B, S, D); `h` (B, S, in_dim) is the input of the last linear map."""
 
     def __init__(self, in_dim: int, width: int, has_bias: bool, has_tanh: bool) -> None:
         super().__init__()
@@ -29,15 +29,15 @@ class Gate(nn.Module):
         raise NotImplementedError
 
     def start_at(self, keep: float, horizon: float) -> None:
-        """Set the share of the old state kept at the start (ModelConfig.gate_init, gate_horizon), if there is one."""
+        """Set the initial share of the old state to keep (ModelConfig.gate_init, gate_horizon), if there is one."""
 
     def activations(self, h: Tensor) -> dict[str, Tensor]:
-        """For watching: means by name, such as how much of the old state stays."""
+        """For metrics: means by name, such as the share of the old state that is kept."""
         return {}
 
 
 class Candidate(nn.Module):
-    """z, what is offered to the state: a linear map, with bias and tanh as the configuration asks."""
+    """z, the update proposed to the state: a linear map, with bias and tanh as configured."""
 
     def __init__(self, in_dim: int, width: int, has_bias: bool, has_tanh: bool) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class FixedGate(Gate):
 
 
 class LSTMGate(Gate):
-    """Input and forget gates that depend on h: c' = c f + z i. The constants make it remember at first."""
+    """Input and forget gates that depend on h: c' = c f + z i. The constants make it remember initially."""
 
     def __init__(self, in_dim: int, width: int, has_bias: bool, has_tanh: bool) -> None:
         super().__init__(in_dim, width, has_bias, has_tanh)
@@ -96,12 +96,12 @@ GATES: dict[str, type[Gate]] = {"fixed": FixedGate, "lstm": LSTMGate}
 
 
 def gate_biases(model: nn.Module) -> list[nn.Parameter]:
-    """The biases of all gates: a gate's own parameters, beside those of its maps."""
+    """The biases of all gates: a gate's own parameters, without those of its linear maps."""
     return [p for module in model.modules() if isinstance(module, Gate) for p in module.parameters(recurse=False)]
 
 
 def register_gate(name: str, gate: type[Gate]) -> None:
-    """Make a gate known under the name that `ModelConfig.gate` gives it."""
+    """Register a gate, under the name for `ModelConfig.gate`."""
     if name not in config.GATE_NAMES:
         config.GATE_NAMES.append(name)
     GATES[name] = gate

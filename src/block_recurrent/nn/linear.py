@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 from block_recurrent.ops.precision import product_dtype
 
-# Standard deviation of a unit normal that is cut at two deviations: what `trunc_normal_` loses is given back.
+# Standard deviation of a unit normal truncated at two deviations, to correct for `trunc_normal_`.
 _DEVIATION_AFTER_CUT = 0.87962566103423978
 
 
 def linear(in_dim: int, out_dim: int, variance: float = 1.0) -> nn.Linear:
-    """A linear map without bias; its weights have `variance / in_dim`, cut at two deviations."""
+    """A linear map without bias; its weights have `variance / in_dim`, truncated at two deviations."""
     layer = nn.Linear(in_dim, out_dim, bias=False)
     deviation = math.sqrt(variance / in_dim) / _DEVIATION_AFTER_CUT
     nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
@@ -23,7 +23,7 @@ def linear(in_dim: int, out_dim: int, variance: float = 1.0) -> nn.Linear:
 
 
 def joined(*maps: nn.Module) -> Tensor | None:
-    """The weights of several maps as one, in the dtype of products; None if one has products of its own (8 bits)."""
+    """The weights of several maps as one, in the dtype of products; None if one has its own products (8 bits)."""
     if any(type(map) is not nn.Linear for map in maps):
         return None
     weight = torch.cat([map.weight for map in maps])  # type: ignore[misc]
@@ -31,7 +31,7 @@ def joined(*maps: nn.Module) -> Tensor | None:
 
 
 def apply_joined(x: Tensor, weight: Tensor | None, *maps: nn.Module) -> Tensor:
-    """Several maps of one x, (..., in) -> (..., outputs of all): one product where `joined` made a weight of them."""
+    """Several maps of one x, (..., in) -> (..., outputs of all): one product if `joined` merged them."""
     return torch.cat([map(x) for map in maps], dim=-1) if weight is None else F.linear(x, weight)
 
 

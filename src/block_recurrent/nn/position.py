@@ -1,4 +1,4 @@
-"""T5's relative position bias, one-directional: a learned number per head and bucket of distances."""
+"""T5's relative position bias, unidirectional: a learned number per head and bucket of distances."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BUCKETS = torch.tensor([bucket_of(distance) for distance in range(MAX_DISTANCE,
 
 
 class PositionBias(nn.Module):
-    """The bias of every distance that a window allows."""
+    """The bias of every distance in a window."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""The kernels: each operation with a signature, a reference in plain torch, and faster backends behind the same name.
+"""The kernels: each operation has a reference in plain torch, and faster backends behind the same function.
 
-`registry` decides which backend runs; nothing outside of this room knows.
+`registry` decides which backend runs; nothing outside this package knows.
 """
 
 from block_recurrent.ops.attention import (

@@ -1,6 +1,6 @@
-"""Attention: over a sliding window, over a given set of keys, and that of the recurrent state in a block's step.
+"""Attention: over a sliding window, over a given set of keys, and of the recurrent state in a block's step.
 
-Tensors are (B, H, positions, K) where nothing else is said. Queries come with the head's learned scale already
+Tensors are (B, H, positions, K) unless noted otherwise. Queries have the head's learned scale already
 multiplied in, so there is no 1/sqrt(K) and no further scale here.
 """
 
@@ -48,7 +48,7 @@ def attend_each(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], dro
         return cpp_attend(q, keys, values, dropout)
     if len(keys) == 1:
         return _attend(q, keys[0], values[0], dropout, chosen)
-    # Blocks become lanes of their own.
+    # Blocks become separate lanes.
     k, v = (torch.stack(list(x), dim=1).flatten(0, 1) for x in (keys, values))
     lanes = q.unflatten(2, (len(keys), -1)).transpose(1, 2).flatten(0, 1)
     return _attend(lanes, k, v, dropout, chosen).unflatten(0, (-1, len(keys))).transpose(1, 2).flatten(2, 3)
@@ -69,7 +69,7 @@ def window_attention(
     q (B, H, N, K); k and v (B, H, C + N, K), perhaps in another dtype: at least W keys before the first query, then
     the queries' own; bias (H, W): what is added to the logits of the W keys, the oldest first. Returns (B, H, N, K).
 
-    `fixed_keys`: so many of the first keys and values need no gradient, and may get none.
+    `fixed_keys`: the number of first keys and values that need no gradient, and may get none.
     """
     window, num_queries = bias.shape[1], q.shape[2]
     if num_queries == 0:
@@ -100,7 +100,7 @@ def _window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: fl
 
 
 class StateView(NamedTuple):
-    """What S state vectors show to whoever reads them, and what they ask, (B, H, S, K)."""
+    """Keys, values and queries of S state vectors, (B, H, S, K)."""
 
     keys: Tensor
     values: Tensor
@@ -109,21 +109,21 @@ class StateView(NamedTuple):
 
 
 class StateWeights(NamedTuple):
-    """What makes a view of a state."""
+    """The weights that make a view of a state."""
 
     norm: Tensor
     """(D,)"""
     ids: Tensor
     """(S, D)"""
     projection: Tensor
-    """(4HK, D): to values, keys, queries to the states, queries to the tokens."""
+    """(4HK, D): maps to values, keys, queries to the states, queries to the tokens."""
     scales: Tensor
-    """(3H,): of all but the values."""
+    """(3H,): scales of all but the values."""
 
 
 def state_view(state: Tensor, weights: StateWeights) -> StateView:
-    """What a state (B, S, D) shows and asks."""
-    # The IDs come after the norm, so that states differ from each other whatever they hold (paper, section 3.2).
+    """Keys, values and queries of a state (B, S, D)."""
+    # The IDs are added after the norm, so that states always differ from each other (paper, section 3.2).
     joined = F.linear(rms_norm(state, weights.norm) + weights.ids, weights.projection)
     heads = split_heads(joined, len(weights.scales) // 3 * 4)
     values, keys, self_queries, token_queries = unit_heads(heads, weights.scales.view(-1, 1, 1))
@@ -137,7 +137,7 @@ def state_step(
     values: Sequence[Tensor],
     view: StateView | None = None,
 ) -> tuple[StateView, Tensor]:
-    """The view of a state, and its attention over itself and, beside it, over tokens: (B, S, 2HK).
+    """The view of a state, and its attention over itself and over tokens, concatenated: (B, S, 2HK).
 
     keys and values: those of the tokens, (B, H, n, K) each, one after the other. `view`: where it is known.
     """

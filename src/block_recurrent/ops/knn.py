@@ -10,14 +10,14 @@ from block_recurrent.ops import registry
 from block_recurrent.ops.cpp.knn import cpp_knn_attend
 
 SCORES_AT_ONCE = 2**24
-"""Scores of a search that are held at once: 64 MiB in float32, whatever the memory's size."""
+"""Number of scores of a search in memory at once: 64 MiB in float32, regardless of the memory's size."""
 
 
 def knn_attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, neighbors: int) -> Tensor:
     """Each query (B, H, w, K) over the `neighbors` entries with the largest dot product: (B, H, w, K).
 
-    keys and values (B, H, M, K), visible (B, M): which of them count. They get no gradients. Where there are fewer than
-    wanted, the others are zero keys with zero values.
+    keys and values (B, H, M, K), visible (B, M): which of them count. They get no gradients. If there are fewer than
+    `neighbors`, the others are zero keys with zero values.
     """
     if registry.select("knn", q, queries=q.shape[2]) == "cpp":
         return cpp_knn_attend(q, keys, values, visible, neighbors)

@@ -1,7 +1,7 @@
 """Cross-entropy straight from the hidden vectors, a few tokens at a time.
 
 The logits of a segment (N x V) are the largest thing in training. Here they exist for one chunk of tokens at a time,
-and their gradient is worked out while they are there, so that nothing of size N x V is kept for the backward pass.
+and their gradient is computed immediately, so that nothing of size N x V is kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from block_recurrent.ops.cpp.loss import cpp_cross_entropy
 from block_recurrent.ops.norm import at_least_float32
 from block_recurrent.ops.precision import product_dtype
 
-# Logits held at once: at most 128 MiB in float32, and not so few that the calls themselves cost time.
+# Number of logits at once: at most 128 MiB in float32, and enough to make the overhead of calls negligible.
 MOST_LOGITS, FEWEST_LOGITS = 2**25, 2**20
 MOST_LOGITS_ON_GPU = 2**27  # 512 MiB in float32: 4,194 tokens of 32,000 pieces
 FEWEST_TOKENS = 512
-# Beyond so many nats a probability is no longer a normal float32, and its logarithm is not exact.
+# Beyond this many nats a probability is no longer a normal float32, and its logarithm is not exact.
 EXACT_UP_TO = 80.0
 
 
@@ -83,7 +83,7 @@ def _chunk_by_chunk(
             torch.mm(d_logits, table, out=d_hidden[part]).mul_(counts[part])
         if d_table is not None and d_logits is not None:
             d_table = _plus_product(d_table, d_logits.T, hidden[part] * counts[part])
-        del d_logits  # the next logits then take the same place in the cache
+        del d_logits  # the next logits then reuse the same memory in the cache
     per_token = torch.cat(losses)
     if per_token.is_cpu:
         _repair(per_token, hidden, table, targets)
@@ -129,7 +129,7 @@ def _tokens_at_once(table: Tensor) -> int:
 
 
 def _repair(per_token: Tensor, hidden: Tensor, table: Tensor, targets: Tensor) -> None:
-    """Losses so large that the probability itself was rounded to nothing, from the logits, in place."""
+    """Recompute losses so large that the probability was rounded to zero, from the logits, in place."""
     lost = (per_token > EXACT_UP_TO).nonzero().squeeze(1)
     if len(lost) == 0:
         return

@@ -1,4 +1,4 @@
-"""Normalisation: root mean square for vectors, unit length for keys and queries. Computed in float32 or better."""
+"""Normalization: root mean square for vectors, unit length for keys and queries. Computed in float32 or better."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Half precision goes up to float32; float32 and float64 stay."""
+    """Half precision becomes float32; float32 and float64 stay."""
     return x.float() if x.dtype in _HALF else x
 
 

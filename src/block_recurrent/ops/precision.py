@@ -27,7 +27,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 class MetaAutocast(TorchFunctionMode):
-    """`torch.autocast` for tensors without data, which stand for those of a GPU: products in a lower precision.
+    """`torch.autocast` for meta tensors, which represent those of a GPU: products in a lower precision.
 
     Casts of parameters are kept until the end, as autocast keeps them.
     """
@@ -49,7 +49,7 @@ class MetaAutocast(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _PRODUCTS and "out" not in kwargs and self.dtype != torch.float32:
             args, kwargs = tree_map(self._cast, (args, kwargs))
-        if func is F.scaled_dot_product_attention:  # what a GPU does; on meta, torch would take the plain steps
+        if func is F.scaled_dot_product_attention:  # as on a GPU; on meta, torch would use the plain steps
             rate, scale = kwargs["dropout_p"], kwargs["scale"]
             return torch.ops.aten._scaled_dot_product_flash_attention(*args, rate, False, False, scale=scale)[0]
         return func(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""Which backend runs an operation: one table for all of them, with the reason beside every threshold.
+"""Which backend runs an operation: one table for all of them, with the reason for every threshold.
 
-For a call, the first row of the operation's table that fits the device, the dtype and the sizes is taken. To force a
+A call uses the first row of the operation's table that matches the device, the dtype and the sizes. To force a
 backend, set the environment variable BRT_OPS (`BRT_OPS=reference`) or use the context manager `backend("reference")`;
-an operation that has no such backend takes its reference. `brt doctor` prints the table.
+an operation that has no such backend uses its reference. `brt doctor` prints the table.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Row:
     dtypes: tuple[torch.dtype, ...] = ()
     """Empty: all of them."""
     sizes: str = ""
-    """The condition on the call's sizes, in words."""
+    """The condition on the call's sizes, as text."""
     fits: Callable[..., bool] = lambda **sizes: True
     """The same as a function of the sizes, by name."""
 
     def takes(self, x: Tensor, sizes: dict[str, int]) -> bool:
         if self.backend == "cpp" and (cpp.LIBRARY is None or type(x) not in (Tensor, nn.Parameter)):
-            return False  # sharded weights and the like are tensors of another type
+            return False  # tensor subclasses, such as sharded weights
         if self.backend == "triton" and not triton.INSTALLED:
             return False
         if self.device not in ("any", kind_of_device(x)) or (self.dtypes and x.dtype not in self.dtypes):
@@ -47,7 +47,7 @@ class Row:
 
 
 def kind_of_device(x: Tensor) -> str:
-    """cpu, cuda and so on. Tensors without data stand for those of a GPU, so that what it does can be seen without."""
+    """cpu, cuda and so on. Meta tensors represent those of a GPU, so that its work can be analysed without one."""
     return "cuda" if x.is_meta else x.device.type
 
 
@@ -69,18 +69,18 @@ TABLE: dict[str, tuple[Row, ...]] = {
             *("cuda", (torch.float32, torch.bfloat16), "triton >= 3.3, heads <= 256"),
             lambda head, **_: head <= 256,
         ),
-        Row("tiled", "a tile's weights stay in the cache, and are computed again in the backward pass", "cpu", _FULL),
+        Row("tiled", "a tile's weights stay in the cache, and are recomputed in the backward pass", "cpu", _FULL),
         _PLAIN,
     ),
     "attend": (
         Row(
             "cpp",
-            "nothing is joined, copied or kept; between those sizes, products by torch are faster than weights twice",
+            "nothing is joined, copied or saved; between those sizes, torch is faster than recomputing the weights",
             *("cpu", _FLOAT32, "queries x keys of a block <= 2^14, or attention weights >= 2^23"),
             lambda pairs, queries, keys, **_: queries * keys <= 2**14 or pairs * queries * keys >= 2**23,
         ),
         Row("sdpa", "torch's fused kernel", "cuda"),
-        _PLAIN,  # on a CPU three plain steps are faster than SDPA, whose backward pass computes the logits again
+        _PLAIN,  # on a CPU three plain steps are faster than SDPA, whose backward pass recomputes the logits
     ),
     "state_step": (
         Row(
@@ -112,11 +112,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(
             "cpp",
             "exponentials fused with the products; torch's are as fast for wider vectors, and a smaller vocabulary "
-            "has too little to share out among threads",
+            "has too little work for several threads",
             *("cpu", _FLOAT32, "vocabulary >= 4096, width <= 384 and a multiple of 16"),
             lambda vocab, width, **_: vocab >= 4096 and width <= 384 and width % 16 == 0,
         ),
-        Row("chunked", "logits exist for a chunk of tokens at a time; the backward pass needs none"),
+        Row("chunked", "logits of one chunk of tokens at a time; none are saved for the backward pass"),
         _PLAIN,
     ),
     "knn": (
@@ -146,7 +146,7 @@ def force(name: str | None) -> None:
     global _forced
     if name is not None and name not in BACKENDS:
         raise ConfigError(
-            f"there is no backend '{name}'{did_you_mean(name, BACKENDS)}; the backends are {', '.join(BACKENDS)}"
+            f"unknown backend '{name}'{did_you_mean(name, BACKENDS)}; the backends are {', '.join(BACKENDS)}"
         )
     if name == "cpp" and cpp.LIBRARY is None:
         raise ConfigError("the backend 'cpp' was not compiled for this machine; see `brt doctor`")
@@ -157,7 +157,7 @@ def force(name: str | None) -> None:
 
 @contextmanager
 def backend(name: str | None) -> Iterator[None]:
-    """Force a backend inside, as `force` does."""
+    """Force a backend in this context."""
     before = _forced
     force(name)
     try:

@@ -1,8 +1,8 @@
-"""Sliding-window attention in narrow tiles, with a backward pass of its own: the fast path on a CPU.
+"""Sliding-window attention in narrow tiles, with a custom backward pass: the fast path on a CPU.
 
-A tile of w queries sees a band of w + W keys, so narrow tiles waste little on keys outside of the window: with w = W/8,
+A tile of w queries sees a band of w + W keys, so narrow tiles waste little on keys outside the window: with w = W/8,
 one eighth, where the W x 2W tile of the paper wastes half. A tile's logits and weights stay in the cache between the
-products; the backward pass makes them again instead of keeping them, which costs one product in six and saves the
+products; the backward pass recomputes them instead of storing them, which costs one product in six and saves the
 largest tensors of a training step.
 """
 
@@ -35,7 +35,7 @@ class _TiledWindowAttention(torch.autograd.Function):
         B, H, N, K = q.shape
         by_query_and_key = spread_over_tile(bias, min(TILE_WIDTH, N))
         q3, k3, v3 = (x.flatten(0, 1) for x in (q, k, v))
-        out = q.new_empty(B, N, H, K).transpose(1, 2)  # heads side by side, as the next product wants them
+        out = q.new_empty(B, N, H, K).transpose(1, 2)  # heads next to each other, as the next product needs them
         kept = []
         for run in _runs(q.shape, bias.shape[1]):
             weights = run.buffer(q)
@@ -111,7 +111,7 @@ class _Run(NamedTuple):
         return seen.unfold(1, self.width + self.window, self.width).mT.unbind(1)
 
     def buffer(self, like: Tensor) -> Tensor:
-        """For a tile's logits and weights. Every tile uses the same, which is still in the cache."""
+        """A buffer for a tile's logits and weights, reused by every tile, so that it stays in the cache."""
         lanes = self.lanes.stop - self.lanes.start
         return like.new_empty(lanes * self.H, self.width, self.width + self.window)
 

@@ -1,4 +1,4 @@
-"""Small numbers that Python knows, as tensors on a device."""
+"""Transfer of small values from Python to a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def on_device(values: Sequence[int] | Sequence[bool] | Tensor, device: torch.device) -> Tensor:
-    """A tensor of these values on the device. Python does not wait until a GPU has taken them."""
+    """A tensor of these values on the device, without synchronizing with a GPU."""
     x = values if isinstance(values, Tensor) else torch.tensor(values)
     if device.type == "cuda" and not torch.compiler.is_compiling():
         x = x.pin_memory()

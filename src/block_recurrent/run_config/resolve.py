@@ -1,4 +1,4 @@
-"""Where the values of a run come from, and what may differ when it goes on."""
+"""How the configuration of a run is resolved, and what may differ when it is resumed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from block_recurrent.run_config.sections import (
     check_keys,
 )
 
-# What our own sizes are trained with where nothing else is said; the paper's sizes have the paper's recipe, and micro,
-# which is for tests, has it with a shorter warmup. That of tiny and small is for all systems (docs/evidence.md).
+# Default recipes of the sizes that are not in the paper. The paper's sizes use the paper's recipe, and micro,
+# which is for tests, uses it with a shorter warmup. That of tiny and small is for all systems (docs/evidence.md).
 _RECIPE: dict[str, dict[str, Any]] = {
     # Attention can be sharp and copies from the start, the state lasts from one block to 16, and planted repeats teach
     # it to remember. Text is rarely read twice.
@@ -51,13 +51,13 @@ _BY_SIZE: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def resolve(given: Mapping[str, Any], vocab_size: int) -> RunConfig:
-    """The preset of the system and size, with all else that was given (by file and flags) laid over it."""
+    """The preset of the system and size, overridden by the values of file and flags."""
     check_keys(given)
     system, size = given["system"], given["size"]
     if given.get("model", {}).get("vocab_size", vocab_size) != vocab_size:
         raise ConfigError(
-            f"model.vocab_size is {given['model']['vocab_size']}, but the data has {vocab_size} pieces, the document "
-            "mark included: leave it out"
+            f"model.vocab_size is {given['model']['vocab_size']}, but the data has {vocab_size} pieces, including the "
+            "document mark: omit it"
         )
     model = preset(system, size, vocab_size).to_dict()
     lanes = {"train": {"lanes": preset_lanes(system, size)}}
@@ -67,18 +67,18 @@ def resolve(given: Mapping[str, Any], vocab_size: int) -> RunConfig:
 
 
 def _recipe(size: str, model: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What one of our own sizes is trained with; for another size, nothing."""
+    """The recipe of a size that is not in the paper; empty for others."""
     if size not in ("tiny", "small"):
         return _BY_SIZE.get(size, {})
     recipe = _merge_all(_RECIPE, _BY_SIZE[size])
     segment = given.get("model", {}).get("segment", model["segment"])
-    if isinstance(segment, int) and segment > 0:  # an excerpt has whole segments; a wrong value is refused later
+    if isinstance(segment, int) and segment > 0:  # an excerpt has whole segments; a wrong value is rejected later
         recipe["data"]["excerpt"] = -(-recipe["data"]["excerpt"] // segment) * segment
     has_memory = model["recurrent_layers"] or model["memory_layers"]
     if not has_memory or given.get("data", {}).get("excerpt") == 0:
         recipe["data"]["repeats"] = 0.0  # they are planted into excerpts, and are out of reach without a memory
     steps = given.get("train", {}).get("steps", recipe["train"]["steps"])
-    if given.get("optimizer", {}).get("name") == "adafactor":  # it has one rate for all
+    if given.get("optimizer", {}).get("name") == "adafactor":  # it has a single rate
         recipe["optimizer"] = {}
     if isinstance(steps, int):
         recipe["schedule"]["warmup"] = min(100, steps // 10)
@@ -87,7 +87,7 @@ def _recipe(size: str, model: Mapping[str, Any], given: Mapping[str, Any]) -> di
 
 
 def _learning_rates(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The paper's for Adafactor; a tenth of its peak for AdamW, whose steps are not scaled by the size of a weight."""
+    """The paper's rate for Adafactor; a tenth of its peak for AdamW, whose steps are not relative to the weights."""
     given = values.get("schedule", {})
     kind = given.get("kind", ScheduleConfig.kind)
     optimizer = values.get("optimizer", {}).get("name", OptimizerConfig.name)
@@ -105,7 +105,7 @@ def _learning_rates(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two configurations in plain values, key by key."""
+    """Merge two configurations of plain values, key by key."""
     merged = dict(below)
     for name, value in above.items():
         merged[name] = {**below.get(name, {}), **value} if name in SECTIONS else value
@@ -113,7 +113,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_setting(text: str) -> dict[str, Any]:
-    """`section.key=value` of the command line; the value is written as in TOML, and a plain word is a text."""
+    """Parse `section.key=value`; the value is written as in TOML, and a plain word is a string."""
     path, equals, value = text.partition("=")
     section, dot, key = path.strip().partition(".")
     if not (equals and dot and section and key):
@@ -130,12 +130,12 @@ def _merge_all(*configurations: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """What `--set` gave, each `section.key=value`; later ones override earlier ones."""
+    """Parse the values of `--set`, each `section.key=value`; later ones override earlier ones."""
     return _merge_all(*map(_parse_setting, texts))
 
 
 def read_toml(path: str | Path, sealed: bool = False) -> dict[str, Any]:
-    """A configuration file in plain values. sealed: it is a run's own, which nobody may have edited."""
+    """A configuration file as plain values. sealed: it belongs to a run, and must not have been edited."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         values = tomllib.loads(text)
@@ -145,7 +145,7 @@ def read_toml(path: str | Path, sealed: bool = False) -> dict[str, Any]:
         raise ConfigError(f"'{path}' is not a TOML file: {first_line(error)}") from None
     version, seal = values.get("version"), toml_seal(text)
     if version not in (None, VERSION):
-        raise ConfigError(f"'{path}' has format version {version!r}, this program reads {VERSION}")
+        raise ConfigError(f"'{path}' has format version {version!r}; this version supports {VERSION}")
     if sealed and not (seal or (version is None and seal is None)):
         raise ConfigError(
             f"'{path}' was edited after it was written: its hash differs; undo the change, or give an edited copy to "
@@ -154,7 +154,7 @@ def read_toml(path: str | Path, sealed: bool = False) -> dict[str, Any]:
     return values
 
 
-# What may change between a run and its continuation: none of it changes what is learned.
+# Settings that may change when a run is resumed: none of them affects training.
 _FREE = {
     "data": {"path", "prefetch", "tokenizer"},
     "train": {
@@ -176,7 +176,7 @@ _FREE = {
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
-    """What differs in a way that matters, as `section.key old -> new`."""
+    """The differences that matter, as `section.key old -> new`."""
     before, after = old.to_dict(), new.to_dict()
     return [
         f"{section}.{key} {before[section].get(key, 'unset')} -> {after[section].get(key, 'unset')}"

@@ -1,4 +1,4 @@
-"""The sections of a run's configuration, checked when made."""
+"""The sections of a run's configuration, validated on creation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from block_recurrent.errors import ConfigError, did_you_mean
 from block_recurrent.io.door import seal_toml
 
 VERSION = 2
-"""Of config.toml. Files before version 2 have no version and no seal."""
+"""Format version of config.toml. Files before version 2 have no version and no hash."""
 OPTIMIZERS = ("adafactor", "adamw", "muon")
 SCHEDULES = ("inverse-sqrt", "cosine", "linear", "constant", "wsd")
 ENDING_SCHEDULES = ("cosine", "linear", "wsd")
@@ -23,7 +23,7 @@ TUNE = ("all", "state")
 
 
 class Section:
-    """A part of the configuration: a frozen dataclass whose values have the types that its fields say."""
+    """A section of the configuration: a frozen dataclass whose values have the types of its fields."""
 
     section = ""
 
@@ -39,16 +39,16 @@ class Section:
         if wanted == "float" and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         kinds = {"int": int, "float": float, "bool": bool, "str": str}
-        words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+        words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a string"}
         fits = isinstance(value, kinds[wanted]) and (wanted == "bool" or not isinstance(value, bool))
         self.require(name, fits, f"it must be {words[wanted]}")
-        self.require(name, wanted != "float" or math.isfinite(value), "it must be a number that is finite")
+        self.require(name, wanted != "float" or math.isfinite(value), "it must be finite")
         is_unicode = wanted != "str" or value.encode("utf-8", "replace").decode() == value
         self.require(name, is_unicode, "it must be UTF-8: rename the folder")
         return value
 
     def require(self, name: str, holds: bool, rule: str) -> None:
-        """An error that names the value and the rule, unless it holds."""
+        """Raise an error that names the value and the rule, unless it holds."""
         if not holds:
             raise ConfigError(f"{self.section}.{name} is {getattr(self, name)!r}: {rule}")
 
@@ -63,24 +63,24 @@ class Section:
 
 @dataclass(frozen=True)
 class DataConfig(Section):
-    """Where the documents come from."""
+    """The training data."""
 
     section = "data"
     path: str = ""
     """A folder made by `brt data prepare`."""
     fingerprint: str = ""
-    """Hash of its documents and tokenizer; filled in by the run."""
+    """Hash of its documents and tokenizer; set by the run."""
     tokenizer: str = ""
-    """SHA-256 of its tokenizer; filled in by the run."""
+    """SHA-256 of its tokenizer; set by the run."""
     excerpt: int = 0
-    """Tokens of the excerpts that training documents are read in, in random order, each with an empty memory at its
-    start; a multiple of model.segment. 0 is whole documents."""
+    """Length in tokens of the excerpts that training documents are read in, in random order, each with an empty memory
+    at its start; a multiple of model.segment. 0: whole documents."""
     repeats: float = 0.0
-    """Share of the excerpts into which repeats are planted: passages said again, up to eight windows later."""
+    """Share of the excerpts into which repeats are planted: passages that occur again, up to eight windows later."""
     repeat_steps: int = 0
-    """Updates after which none are planted any more; 0: always."""
+    """Number of updates after which no more are planted; 0: always."""
     prefetch: int = 2
-    """Steps that are built ahead."""
+    """Number of steps to prefetch."""
 
     def check(self) -> None:
         self.at_least(0, "excerpt", "repeats", "repeat_steps", "prefetch")
@@ -92,55 +92,55 @@ class DataConfig(Section):
 
 @dataclass(frozen=True)
 class TrainConfig(Section):
-    """How long, on how many lanes, and how the work is done."""
+    """Duration, batch size and execution of training."""
 
     section = "train"
     steps: int = 500_000
-    """Updates of the weights."""
+    """Number of updates."""
     lanes: int = 32
-    """B: documents read side by side, over all processes."""
+    """B: the batch size, as the number of documents read in parallel, over all processes."""
     seed: int = 0
-    """Of the weights, of dropout and of the documents' order."""
+    """Random seed of weights, dropout and the order of documents."""
     bptt: int = 1
-    """Segments that gradients flow through; one update per so many segments."""
+    """Number of segments that gradients flow through, and that an update consists of."""
     accumulate: int = 1
-    """Groups of lanes that are worked on one after the other, to save memory; the update is the same."""
+    """Number of groups of lanes to accumulate gradients over, to save memory; the update is the same."""
     clip: float = 0.0
-    """Largest norm of the gradient; 0 is no clipping (Adafactor clips every update by itself)."""
+    """Maximum norm of the gradient; 0 disables clipping (Adafactor clips every update itself)."""
     dtype: str = "auto"
-    """Of the computation: float32 or bfloat16; auto is bfloat16 on a GPU that has it. Weights are always float32."""
+    """Dtype of the computation: float32 or bfloat16; auto is bfloat16 on GPUs that support it. Weights stay float32."""
     device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto is the GPU where there is one."""
+    """cpu, cuda, cuda:1, ...; auto uses a GPU if there is one."""
     deterministic: bool = True
-    """Whether a GPU gives the same bits each time, which some operations are slower for. A CPU always does."""
+    """Whether results on a GPU are reproducible bit for bit, at some cost in speed. On a CPU they always are."""
     tf32: bool = False
-    """Whether a GPU may round the factors of float32 products to 10 bits (TF32): faster. bfloat16 is not affected."""
+    """Whether a GPU may use TF32 for float32 products: faster, with 10 bits of mantissa. Does not affect bfloat16."""
     compile: bool = False
-    """Whether layers go through torch.compile: it takes a minute at the start."""
+    """Whether to use torch.compile on the layers: it takes a minute at the start."""
     checkpoint_activations: bool = False
-    """Whether layers are computed again in the backward pass instead of kept: less memory, a third more time."""
+    """Whether to recompute activations in the backward pass instead of storing them: less memory, a third more time."""
     parallel: str = "ddp"
     """With more than one process: ddp (each has all weights) or fsdp (weights are sharded)."""
     tensorboard: bool = True
-    """Whether metrics also go to tensorboard/, where TensorBoard is installed."""
+    """Whether to log metrics to tensorboard/, if TensorBoard is installed."""
     wandb: str = ""
-    """A project at Weights & Biases that metrics also go to; empty is none."""
+    """A project at Weights & Biases to log metrics to; empty: none."""
     wandb_offline: bool = False
-    """Whether they only go to files in wandb/, for `wandb sync`."""
+    """Whether to log only to files in wandb/, for `wandb sync`."""
     save_every: int = 1000
-    """Steps between checkpoints; 0 is only at the end."""
+    """Steps between checkpoints; 0: only at the end."""
     keep: int = 3
-    """Newest checkpoints that stay; the best on validation stays too."""
+    """Number of newest checkpoints to keep; the best on validation is kept too."""
     log_every: int = 10
     """Steps between lines of the log; metrics.jsonl has every step."""
     init_from: str = ""
-    """A run, a checkpoint or a model in the box whose weights are taken at the start."""
+    """A run, a checkpoint or a bundled model to load the initial weights from."""
     tune: str = "all"
-    """What learns: all weights, or state: only the initial state of the recurrent layers."""
+    """What to train: all weights, or state, only the initial state of the recurrent layers."""
 
     @property
     def place(self) -> tuple[str, str, bool, bool]:
-        """What `runtime.start` wants to know."""
+        """The arguments of `runtime.start`."""
         return self.device, self.dtype, self.deterministic, self.tf32
 
     def check(self) -> None:
@@ -156,39 +156,39 @@ class TrainConfig(Section):
 
 @dataclass(frozen=True)
 class OptimizerConfig(Section):
-    """What turns gradients into updates (SPEC section 8)."""
+    """The optimizer (SPEC section 8)."""
 
     section = "optimizer"
     name: str = "adafactor"
-    """adafactor (the paper's), adamw, or muon (which updates the maps of the layers, with AdamW for all else)."""
+    """adafactor (the paper's), adamw, or muon (for the linear maps of the layers, with AdamW for everything else)."""
     momentum: float = 0.9
-    """Of Adafactor; 0 is none."""
+    """Adafactor: momentum; 0: none."""
     beta1: float = 0.9
-    """Of AdamW: the average of gradients."""
+    """AdamW: decay of the average of gradients."""
     beta2: float = 0.95
-    """Of AdamW: the average of squared gradients."""
+    """AdamW: decay of the average of squared gradients."""
     epsilon: float = 1e-8
-    """Of AdamW: added to the root of that average."""
+    """AdamW: added to the root of that average."""
     weight_decay: float = 0.0
-    """Of AdamW, on matrices; Adafactor has none."""
+    """AdamW: weight decay of matrices; Adafactor has none."""
     embedding_rate: float = 1.0
-    """Of AdamW and Muon: times the learning rate, for the embeddings and the states' identities. Their entries start at
-    about 1, those of a map at 1 / sqrt(d_model): steps that suit the maps are small for them."""
+    """AdamW and Muon: factor on the learning rate of the embeddings and the states' identities. Their entries start at
+    about 1, those of a linear map at 1 / sqrt(d_model): steps that suit the maps are small for them."""
     gate_rate: float = 1.0
-    """Of AdamW and Muon: times the learning rate, for the biases of gates, which decide how long the state lasts."""
+    """AdamW and Muon: factor on the learning rate of gate biases, which decide how long the state lasts."""
     scale_rate: float = 1.0
-    """Of AdamW and Muon: times the learning rate, for the scales of attention, which decide how sharp it is."""
+    """AdamW and Muon: factor on the learning rate of attention scales, which decide how sharp attention is."""
 
     def check(self) -> None:
         self.one_of("name", OPTIMIZERS)
         for name in ("momentum", "beta1", "beta2"):
-            self.require(name, 0 <= getattr(self, name) < 1, "it must be from 0 up to, but not including, 1")
+            self.require(name, 0 <= getattr(self, name) < 1, "it must be at least 0 and less than 1")
         self.at_least(0, "epsilon", "weight_decay", "embedding_rate", "gate_rate", "scale_rate")
         unused = self.weight_decay and self.name == "adafactor"
-        self.require("weight_decay", not unused, "Adafactor has none here; use optimizer.name=adamw, or 0")
+        self.require("weight_decay", not unused, "Adafactor has no weight decay here; use optimizer.name=adamw, or 0")
         for name in ("embedding_rate", "gate_rate", "scale_rate"):
             unused = getattr(self, name) != 1 and self.name == "adafactor"
-            self.require(name, not unused, "Adafactor has one rate for all; use optimizer.name=adamw, or 1")
+            self.require(name, not unused, "Adafactor has a single learning rate; use optimizer.name=adamw, or 1")
 
 
 @dataclass(frozen=True)
@@ -199,13 +199,13 @@ class ScheduleConfig(Section):
     kind: str = "inverse-sqrt"
     """inverse-sqrt, cosine, linear, constant or wsd (constant, then linear at the end); all with warm-up."""
     learning_rate: float = 1.0
-    """inverse-sqrt: this over the root of the step; the others: the first value."""
+    """inverse-sqrt: divided by the root of the step; the others: the initial value."""
     final_learning_rate: float = 0.0
-    """cosine, linear and wsd: the last value."""
+    """cosine, linear and wsd: the final value."""
     warmup: int = 1000
-    """Updates over which the rate rises from nothing."""
+    """Number of updates over which the rate rises from zero."""
     decay_steps: int = 0
-    """cosine and linear: updates until the last value is reached; unset: train.steps. wsd: the last updates, over which
+    """cosine and linear: updates until the final value is reached; unset: train.steps. wsd: the last updates, in which
     the rate falls; unset: a fifth."""
 
     def check(self) -> None:
@@ -221,13 +221,13 @@ class EvalConfig(Section):
 
     section = "eval"
     every: int = 1000
-    """Steps between validations; 0 is only at the end."""
+    """Steps between validations; 0: only at the end."""
     tokens: int = 262_144
-    """Tokens that are scored each time, always the same ones; 0 is the whole split."""
+    """Number of tokens to score each time, always the same ones; 0: the whole split."""
     lanes: int = 0
-    """Documents scored side by side; 0 is as many as in training, but no more than there are."""
+    """Number of documents scored in parallel; 0: as in training, or the number of documents if it is smaller."""
     state_warning: float = 0.001
-    """Warn when carrying the recurrent state gains less than so many bits per token; 0 is never."""
+    """Warn if carrying the recurrent state saves fewer bits per token than this; 0: never."""
 
     def check(self) -> None:
         self.at_least(0, "every", "tokens", "lanes", "state_warning")
@@ -247,7 +247,7 @@ class RunConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values by section; unset ones are left out."""
+        """Plain values by section, without unset ones."""
         values = dataclasses.asdict(self) | {"model": self.model.to_dict()}
         return {
             key: {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
@@ -271,7 +271,7 @@ class RunConfig:
         return dataclasses.replace(self, **{section: dataclasses.replace(getattr(self, section), **changes)})
 
     def to_toml(self) -> str:
-        """As text, sealed; `read_toml` and `from_dict` give the same configuration back."""
+        """As text with a hash; the inverse of `read_toml` and `from_dict`."""
         import tomli_w
 
         return seal_toml(tomli_w.dumps({"version": VERSION, **self.to_dict()}))
@@ -288,7 +288,7 @@ SECTIONS: dict[str, Any] = {
 
 
 def check_keys(values: Mapping[str, Any]) -> None:
-    """An error that names the nearest key, unless every section and key is known."""
+    """Raise an error that names the nearest key, unless every section and key is known."""
     for name, value in values.items():
         if name in ("system", "size", "version"):
             continue
@@ -297,7 +297,7 @@ def check_keys(values: Mapping[str, Any]) -> None:
                 f"unknown section '{name}'{did_you_mean(name, SECTIONS)}; sections: {', '.join(SECTIONS)}"
             )
         if not isinstance(value, Mapping):
-            raise ConfigError(f"'{name}' is {value!r}: it is a section, and holds keys")
+            raise ConfigError(f"'{name}' is {value!r}: it must be a section with keys")
         known = [item.name for item in dataclasses.fields(SECTIONS[name])]
         for key in value:
             if key not in known:

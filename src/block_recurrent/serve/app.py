@@ -1,4 +1,4 @@
-"""The application: everything behind one address."""
+"""The ASGI application."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROOM_FOR_HEADERS = 1 << 20
 
 
 def load_model(run: str, checkpoint: str, device: str, weights: str) -> tuple[Model, tuple[str, ...]]:
-    """A run's model, under the name of its folder; and what the run has to say."""
+    """Load the model of a run, named after its folder; and the notes of the run."""
     from block_recurrent.runtime import pick_device
 
     loaded = load_run(run, checkpoint, pick_device(device))
@@ -46,10 +46,10 @@ def load_model(run: str, checkpoint: str, device: str, weights: str) -> tuple[Mo
 def make_app(
     models: Sequence[Model], folder: Path, limits: Limits, key: str | None = None, host: str = LOOPBACK[0]
 ) -> FastAPI:
-    """The application that serves these models, and keeps memories in a folder."""
+    """The application that serves these models, with memories in a folder."""
     ids = [model[0] for model in models]
     if len(set(ids)) < len(ids):
-        raise ConfigError(f"two models have one name ({', '.join(ids)}): rename a folder")
+        raise ConfigError(f"two models have the same name ({', '.join(ids)}): rename a folder")
     server = Server(limits, Store(folder, limits))
 
     @asynccontextmanager
@@ -97,7 +97,7 @@ def _body_bytes(limits: Limits, file_bytes: int) -> Callable[[str], int]:
 
 
 def _described(folder: Path) -> Callable[[BlockRecurrentError], dict[str, Any]]:
-    """An error's sentence for clients: where files lie is none of their business."""
+    """The message of an error for clients, without paths of files."""
 
     def described(error: BlockRecurrentError) -> dict[str, Any]:
         status = error.status if isinstance(error, RequestError) else 400
@@ -119,12 +119,12 @@ def _add_errors(app: FastAPI) -> None:
         where = ".".join(str(part) for part in first["loc"][1:] if not str(part).startswith("list["))
         sentence = f"{where}: {first['msg']}"
         if not where or first["type"] == "json_invalid":
-            sentence = f"the body is no JSON object with 'Content-Type: application/json': {first['msg']}"
+            sentence = f"the body is not a JSON object with 'Content-Type: application/json': {first['msg']}"
         return JSONResponse(error_body(400, sentence), 400)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        sentence = f"{request.method} {request.url.path}: {error.detail}; /docs lists what there is"
+        sentence = f"{request.method} {request.url.path}: {error.detail}; see /docs"
         return JSONResponse(error_body(error.status_code, sentence), error.status_code, error.headers)
 
 
@@ -133,7 +133,7 @@ def _add_pages(app: FastAPI) -> None:
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        """Whether the server is there, and how busy it is."""
+        """Health and load of the server."""
         schedulers = [model.scheduler for model in server.models.values()]
         alive = all(scheduler.is_alive() for scheduler in schedulers)
         busy = {"writing": sum(len(s.lanes) for s in schedulers), "under_way": server.admission.count}
@@ -141,7 +141,7 @@ def _add_pages(app: FastAPI) -> None:
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> str:
-        """Counts for Prometheus."""
+        """Metrics for Prometheus."""
         return _metrics(server)
 
     @app.get("/", include_in_schema=False)
@@ -176,16 +176,16 @@ def _metrics(server: Server) -> str:
     answered = {f'{{route="{route}",status="{status}"}}': count for (route, status), count in server.answered.items()}
     add("requests_total", "counter", "Requests answered.", answered)
     kinds = {f'{{what="{what}"}}': server.counts[what] for what in ("read", "written", "scored", "reused")}
-    add("tokens_total", "counter", "Tokens by what was done with them.", kinds)
+    add("tokens_total", "counter", "Tokens by operation.", kinds)
     for what in ("decode", "other"):
         seconds = {f'{{model="{m.id}",call="{what}"}}': m.scheduler.seconds[what] for m in server.models.values()}
         add(f"{what}_seconds_total", "counter", "Seconds in the engine.", seconds)
     add(
         "writing",
         "gauge",
-        "Texts being written.",
+        "Texts being generated.",
         {f'{{model="{m.id}"}}': len(m.scheduler.lanes) for m in server.models.values()},
     )
-    add("under_way", "gauge", "Texts, readings and scores under way.", {"": server.admission.count})
+    add("under_way", "gauge", "Generations, reads and scores in progress.", {"": server.admission.count})
     add("memories", "gauge", "Memories kept.", {"": len(server.store.list())})
     return "\n".join(lines) + "\n"

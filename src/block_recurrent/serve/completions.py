@@ -1,4 +1,4 @@
-"""/v1/models and /v1/completions, as OpenAI's clients expect them; with a memory to continue from, and one to keep."""
+"""/v1/models and /v1/completions, compatible with OpenAI's clients; can continue from a memory, and save one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from block_recurrent.serve.server import Server, event_stream, while_wanted
 
 router = APIRouter()
 MOST_ALTERNATIVES = 20
-Unused = Annotated[Any, Field(description="Known to OpenAI's clients; only its neutral value is taken.")]
+Unused = Annotated[Any, Field(description="Accepted for compatibility; only the neutral value is supported.")]
 
 
 class StreamOptions(BaseModel):
@@ -35,21 +35,23 @@ class StreamOptions(BaseModel):
 
 
 class CompletionRequest(BaseModel):
-    """The fields of OpenAI's request, then our own."""
+    """The fields of OpenAI's request, and extensions."""
 
     model_config = ConfigDict(extra="forbid")
 
     model: str | None = Field(None, description="One of /v1/models; by default the memory's, or the first.")
-    prompt: str | list[str] | list[int] | list[list[int]] = Field("", description="Text or tokens, or several of them.")
+    prompt: str | list[str] | list[int] | list[list[int]] = Field(
+        "", description="A text or a list of tokens, or several of either."
+    )
     max_tokens: int = Field(16, ge=1)
     temperature: float = Field(1.0, ge=0, description="0 is greedy.")
     top_p: float = Field(1.0, gt=0, le=1)
-    n: int = Field(1, ge=1, le=128, description="Texts for each prompt; the i-th has the seed plus i.")
+    n: int = Field(1, ge=1, le=128, description="Completions per prompt; the i-th uses seed + i.")
     stream: bool = False
     stream_options: StreamOptions | None = None
     logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
     stop: str | list[str] | None = None
-    seed: int | None = Field(None, ge=0, lt=2**53, description="Same seed, same text. By default a random one.")
+    seed: int | None = Field(None, ge=0, lt=2**53, description="Random seed; chosen at random by default.")
     user: str | None = None
     echo: Unused = False
     best_of: Unused = None
@@ -60,9 +62,9 @@ class CompletionRequest(BaseModel):
     top_k: int = Field(0, ge=0)
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0)
-    end_at_mark: bool = Field(True, description="Whether the end of the document ends the text.")
+    end_at_mark: bool = Field(True, description="Whether to stop at the end-of-document token.")
     memory: str | None = Field(None, description="The memory to continue from: NAME, or NAME@POSITION of its trail.")
-    save_as: str | None = Field(None, description="Keep the memory after the text under this name.")
+    save_as: str | None = Field(None, description="Save the memory after the text under this name.")
 
     def prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
@@ -73,12 +75,12 @@ class CompletionRequest(BaseModel):
         for name, neutral in (("echo", False), ("presence_penalty", 0), ("frequency_penalty", 0)):
             if getattr(self, name) not in (None, neutral):
                 hint = ": /v1/score scores a given text" if name == "echo" else ": use repetition_penalty"
-                raise RequestError(400, f"{name} is {getattr(self, name)!r}, which this server has not{hint}")
+                raise RequestError(400, f"{name} is {getattr(self, name)!r}, which is not supported{hint}")
         if self.best_of not in (None, self.n):
-            raise RequestError(400, f"best_of is {self.best_of!r}, which this server has not: leave it out")
+            raise RequestError(400, f"best_of is {self.best_of!r}, which is not supported: omit it")
         for name in ("suffix", "logit_bias"):
             if getattr(self, name):
-                raise RequestError(400, f"{name} is given, which this server has not: leave it out")
+                raise RequestError(400, f"{name} is not supported: omit it")
         return Sampling(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -92,7 +94,7 @@ class CompletionRequest(BaseModel):
 
 @dataclass
 class Job:
-    """One request on its way."""
+    """A request in progress."""
 
     body: CompletionRequest
     model: Served
@@ -122,7 +124,7 @@ class Job:
         }
 
     def choice(self, step: Step) -> dict[str, Any]:
-        """A step as a choice of a streamed answer."""
+        """A step as a choice of a streamed response."""
         mark = step.written.token == self.model.tokenizer.eos_token_id
         ids = [] if mark else [step.written.token]
         self.written += len(ids)
@@ -142,7 +144,7 @@ class Job:
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """The models that are served."""
+    """List the models."""
     server: Server = request.app.state.server
     return {"object": "list", "data": [_model(model) for model in server.models.values()]}
 
@@ -154,12 +156,12 @@ async def model(request: Request, model: str) -> dict[str, Any]:
 
 @router.post("/v1/completions", response_model=None)
 async def complete(request: Request, body: CompletionRequest) -> Response | dict[str, Any]:
-    """Write on from a prompt, a memory, or both."""
+    """Generate from a prompt, a memory, or both."""
     server: Server = request.app.state.server
     job = _checked(server, body)
     if body.stream:
         with server.admission.take(body.n * len(body.prompts())):
-            pass  # refused while the status can still say so
+            pass  # raise errors while the status code can still be set
         return event_stream(_events(server, job), server.limits.seconds, request.app.state.described)
     return await while_wanted(request, server.limits.seconds, _whole(server, job))
 
@@ -167,10 +169,10 @@ async def complete(request: Request, body: CompletionRequest) -> Response | dict
 def _checked(server: Server, body: CompletionRequest) -> Job:
     if body.max_tokens > server.limits.max_tokens:
         most = server.limits.max_tokens
-        raise RequestError(400, f"max_tokens is {body.max_tokens}: this server writes at most {most} in one request")
+        raise RequestError(400, f"max_tokens is {body.max_tokens}: at most {most} are allowed per request")
     if body.save_as is not None:
         if body.n * len(body.prompts()) > 1:
-            raise RequestError(400, "save_as goes with one text: leave out n, and give one prompt")
+            raise RequestError(400, "save_as needs a single completion: omit n, and give one prompt")
         server.store.check_new(body.save_as)
     model = server.model(body.model, body.memory)
     seed = secrets.randbits(31) if body.seed is None else body.seed
@@ -178,7 +180,7 @@ def _checked(server: Server, body: CompletionRequest) -> Job:
 
 
 async def _whole(server: Server, job: Job) -> dict[str, Any]:
-    """All texts, each as one choice."""
+    """All completions, each as one choice."""
     choices: dict[int, dict[str, Any]] = {}
     async with aclosing(_written(server, job)) as parts:
         async for part in parts:
@@ -193,7 +195,7 @@ async def _whole(server: Server, job: Job) -> dict[str, Any]:
 
 
 async def _events(server: Server, job: Job) -> AsyncGenerator[dict[str, Any]]:
-    """The texts token by token."""
+    """The completions, token by token."""
     async with aclosing(_written(server, job)) as parts:
         async for part in parts:
             if part["text"] or part["logprobs"] or part["finish_reason"]:
@@ -248,7 +250,7 @@ def _model(model: Served) -> dict[str, Any]:
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """A token as text; as OpenAI does it where it is no whole character."""
+    """A token as text; like OpenAI if it is an incomplete character."""
     if token == tokenizer.eos_token_id:
         return "<|endoftext|>"
     raw = tokenizer.decode_bytes([token], begin=False)
@@ -259,7 +261,7 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 
 
 def _logprobs(tokenizer: Tokenizer, step: Step, offset: int, counts: bool) -> dict[str, list[Any]]:
-    if not counts:  # the document's end is no part of the text
+    if not counts:  # the end-of-document token is not part of the text
         return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     top = {token_text(tokenizer, token): log_prob for token, log_prob in step.top}
     return {

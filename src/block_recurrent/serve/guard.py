@@ -1,4 +1,4 @@
-"""What every request passes first: who asks, from where, and how much it brings. And counts of what was answered."""
+"""Checks of every request: key, host, origin and size; and counts of responses."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OPEN = ("/health", "/", "/docs", "/page", "/openapi.json")
-"""Paths that need no key: they tell nothing about memories or models."""
+"""Paths that need no key: they reveal nothing about memories or models."""
 POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
-    """An error as OpenAI's clients expect it."""
+    """An error in OpenAI's format."""
     kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
 
 class Guard:
-    """Middleware. body_bytes: how much may come to a path; answered: counts by route and status, for /metrics."""
+    """Middleware. body_bytes: maximum size of a body by path; answered: counts by route and status, for /metrics."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Guard:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        status = 499  # what logs say of a client who left before the answer
+        status = 499  # the usual code for a client that disconnected before the response
 
         async def noting(message: Message) -> None:
             nonlocal status
@@ -69,24 +69,24 @@ class Guard:
             self.answered[f"{scope['method']} {route}", status] += 1
 
     def _check(self, path: str, headers: dict[str, str]) -> None:
-        # A page of another site must not reach a server on this machine, not even by a name that it points here.
+        # Pages of other sites must not reach a server on this machine, not even by DNS rebinding.
         host = urlsplit(f"//{headers.get('host', '')}")
         if self.hosts and host.hostname not in self.hosts:
-            raise RequestError(403, f"the host {host.hostname!r} is not this server's: use {self.hosts[0]}")
+            raise RequestError(403, f"host {host.hostname!r} is not allowed: use {self.hosts[0]}")
         origin = headers.get("origin")
         if origin and urlsplit(origin).netloc != host.netloc:
-            raise RequestError(403, f"the origin {origin!r} is another site: requests come from this server's own page")
+            raise RequestError(403, f"origin {origin!r} is not allowed: cross-origin requests are rejected")
         if self.key is not None and path not in OPEN and not path.startswith("/page/"):
             scheme, _, given = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), self.key.encode()):
                 raise RequestError(401, "the API key is missing or wrong: send 'Authorization: Bearer KEY'")
         length, most = headers.get("content-length", "0"), self.body_bytes(path)
         if not length.isdecimal() or int(length) > most:
-            raise RequestError(413, f"the request has {length} bytes: at most {most} are taken here")
+            raise RequestError(413, f"the request has {length} bytes: at most {most} are allowed here")
 
 
 def _counted(receive: Receive, most: int) -> Receive:
-    """A body that did not say how long it is ends where it becomes too long."""
+    """Limits a body without a content length."""
     count = 0
 
     async def counting() -> Message:
@@ -94,7 +94,7 @@ def _counted(receive: Receive, most: int) -> Receive:
         message = await receive()
         count += len(message.get("body", b""))
         if count > most:
-            raise RequestError(413, f"the request has more than {most} bytes, which is the most taken here")
+            raise RequestError(413, f"the request has more than {most} bytes, the maximum here")
         return message
 
     return counting

@@ -1,4 +1,4 @@
-"""How much a server takes on, and what it answers when it is asked for more."""
+"""Limits of a server, and errors for requests beyond them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from block_recurrent.errors import BlockRecurrentError, ConfigError
 
 
 class RequestError(BlockRecurrentError):
-    """A request that can't be answered: its HTTP status beside the sentence that says why."""
+    """A request that is rejected, with its HTTP status and a message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -19,26 +19,26 @@ class RequestError(BlockRecurrentError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What `brt serve` takes as options of the same names."""
+    """The limits, set by options of `brt serve` with the same names."""
 
     lanes: int = 16
-    """Texts that are written at once."""
+    """Texts generated at the same time."""
     waiting: int = 64
-    """Further texts, readings and scores that may wait."""
+    """Generations, reads and scores that may wait."""
     prompt_bytes: int = 1 << 20
-    """Of a request's JSON."""
+    """Maximum size of a JSON request."""
     text_bytes: int = 64 << 20
-    """Of a text that becomes a memory."""
+    """Maximum size of a text to read into a memory."""
     max_tokens: int = 8192
-    """That one request may have written."""
+    """Maximum number of tokens to generate per request."""
     memories: int = 256
-    """On disk."""
+    """Maximum number of memories on disk."""
     trail: int = 8
-    """Checkpoints of each memory; each takes as much disk as the memory."""
+    """Checkpoints per memory, each as large on disk as the memory."""
     trail_every: int = 4096
-    """Tokens from checkpoint to checkpoint while reading."""
+    """Tokens between checkpoints while reading."""
     seconds: int = 3600
-    """That one request may take."""
+    """Time limit of a request."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -47,7 +47,7 @@ class Limits:
 
 
 class Admission:
-    """Counts what is under way; more than the limit is refused at once rather than kept waiting."""
+    """Counts work in progress; more than the limit is rejected immediately instead of queued."""
 
     def __init__(self, most: int) -> None:
         self.most, self.count = most, 0
@@ -55,9 +55,11 @@ class Admission:
     @contextmanager
     def take(self, count: int = 1) -> Iterator[None]:
         if count > self.most:
-            raise RequestError(400, f"the request asks for {count} texts: this server takes at most {self.most}")
+            raise RequestError(400, f"the request needs {count} texts: at most {self.most} are allowed")
         if self.count + count > self.most:
-            raise RequestError(429, f"{self.count} texts are under way, and {self.most} is the most: try again later")
+            raise RequestError(
+                429, f"{self.count} texts are in progress, and the limit is {self.most}: try again later"
+            )
         self.count += count
         try:
             yield

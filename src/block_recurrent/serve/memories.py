@@ -1,4 +1,4 @@
-"""/v1/memories: read, list, look, fork, rewind, rename, compare, delete, download and upload."""
+"""/v1/memories: read, list, inspect, fork, rewind, rename, compare, delete, download and upload."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ FILE_BODY = {
 
 class ForkRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    name: str = Field(description="Of the new memory.")
-    at: int | None = Field(None, ge=0, description="A position of the trail; by default where the memory stands.")
+    name: str = Field(description="Name of the new memory.")
+    at: int | None = Field(None, ge=0, description="A position of the trail; by default the current one.")
 
 
 class RewindRequest(BaseModel):
@@ -52,14 +52,14 @@ class RenameRequest(BaseModel):
 
 @router.get("")
 async def listed(request: Request) -> dict[str, Any]:
-    """All memories."""
+    """List all memories."""
     server: Server = request.app.state.server
     return {"object": "list", "data": [_info(server, memory, whole=False) for memory in server.store.list()]}
 
 
 @router.get("/{name}")
 async def info(request: Request, name: str) -> dict[str, Any]:
-    """One memory: its trail, its last words, and what its state did while it read."""
+    """A memory: its trail, the end of its text, and metrics of its state over the text."""
     server: Server = request.app.state.server
     return _info(server, server.store.get(name))
 
@@ -78,7 +78,7 @@ async def rename(request: Request, name: str, body: RenameRequest) -> dict[str, 
 
 @router.post("/{name}/fork")
 async def fork(request: Request, name: str, body: ForkRequest) -> dict[str, Any]:
-    """A second memory that stands where this one stands, or stood."""
+    """Copy a memory, at its current or an earlier position, to a new name."""
     server: Server = request.app.state.server
     model = server.model_of(server.store.get(name))
     reference = name if body.at is None else f"{name}@{body.at}"
@@ -87,7 +87,7 @@ async def fork(request: Request, name: str, body: ForkRequest) -> dict[str, Any]
 
 @router.post("/{name}/rewind")
 async def rewind(request: Request, name: str, body: RewindRequest) -> dict[str, Any]:
-    """Set a memory back to a place of its trail, exactly."""
+    """Restore a memory exactly from a checkpoint of its trail."""
     server: Server = request.app.state.server
     model = server.model_of(server.store.get(name))
     return _info(server, await asyncio.to_thread(server.store.rewind, name, body.to, model))
@@ -95,20 +95,20 @@ async def rewind(request: Request, name: str, body: RewindRequest) -> dict[str, 
 
 @router.get("/{name}/diff/{other}")
 async def diff(request: Request, name: str, other: str) -> dict[str, Any]:
-    """How far two memories are apart, layer by layer; each NAME or NAME@POSITION."""
+    """The distance between two memories, layer by layer; each is NAME or NAME@POSITION."""
     return await asyncio.to_thread(request.app.state.server.store.diff, name, other)
 
 
 @router.get("/{name}/file", response_class=FileResponse)
 async def download(request: Request, name: str) -> Response:
-    """The memory file, as `brt write --memory` takes it."""
+    """Download the memory file, for `brt write --memory`."""
     path = request.app.state.server.store.path_of(name)
     return FileResponse(path, media_type="application/octet-stream", filename=f"{name.replace('@', '-')}.memory")
 
 
 @router.put("/{name}/file", openapi_extra=FILE_BODY)
 async def upload(request: Request, name: str) -> dict[str, Any]:
-    """Keep a memory file that `brt read` or a download gave."""
+    """Upload a memory file made by `brt read` or a download."""
     server: Server = request.app.state.server
     server.store.check_free(name)
     server.store.check_new(name)
@@ -122,21 +122,21 @@ async def read(
     request: Request,
     name: str,
     model: str | None = None,
-    source: str | None = Query(None, alias="from", description="The memory to go on from; by default an empty one."),
+    source: str | None = Query(None, alias="from", description="The memory to continue from; by default an empty one."),
     title: str | None = TITLE,
-    stream: bool = Query(False, description="Tell how far it is, as server-sent events."),
+    stream: bool = Query(False, description="Report progress as server-sent events."),
 ) -> Response | dict[str, Any]:
-    """Read the body, UTF-8 text, and keep the memory of it. `from` the same name reads on."""
+    """Read the body, UTF-8 text, into a memory. With `from` set to the same name, the memory is extended."""
     server: Server = request.app.state.server
     if source is None or source.split("@")[0] != name:
         server.store.check_free(name)
     server.store.check_new(name)
     made_by = server.model(model, source)
     with server.admission.take():
-        pass  # refused before the text comes, and while the status can still say so
+        pass  # raise errors before the text arrives, while the status code can still be set
     job = _read(server, request, made_by, name, source, title)
     if stream:
-        # The text comes before the answer begins: browsers read no answer before they have sent everything.
+        # Read the text before the response begins: browsers read no response before they have sent everything.
         first = await anext(job)
         return event_stream(_then(first, job), server.limits.seconds, request.app.state.described)
     events: list[dict[str, Any]] = []
@@ -163,7 +163,7 @@ async def _then(first: dict[str, Any], job: AsyncGenerator[dict[str, Any]]) -> A
 async def _read(
     server: Server, request: Request, model: Served, name: str, source: str | None, title: str | None
 ) -> AsyncGenerator[dict[str, Any]]:
-    """Events: how far it is, and the memory at last."""
+    """Events: progress, and finally the memory."""
     with server.admission.take():
         async with _spooled(request, server) as path:
             total = path.stat().st_size
@@ -189,14 +189,14 @@ async def _read(
 
 
 class Book:
-    """A text that becomes a memory, with checkpoints on the way."""
+    """Reads a text into a memory, with checkpoints."""
 
     def __init__(self, server: Server, model: Served, state: SessionState) -> None:
         self.server, self.model, self.state, self.trail = server, model, state, Trail()
         self.reading = Reading(model, replace(state, held=b""), watch=True)
 
     async def read(self, path: Path) -> AsyncGenerator[dict[str, Any]]:
-        """Events: how far it is. Afterwards `state` is that of the whole text."""
+        """Events: progress. Afterwards `state` is that of the whole text."""
         start, began = self.state, time.perf_counter()
         skipped = await self._find_beginning(path) if start.position == 0 and not start.held else 0
         left, done, text = skipped, 0, start.text
@@ -215,12 +215,12 @@ class Book:
         self.server.counts["reused"] += skipped
 
     def _pieces(self, path: Path) -> Iterator[Piece]:
-        # Small pieces, so that progress is seen and a cut file is found late.
+        # Small pieces, for smooth progress.
         short = (text[i : i + 8192] for text in read_text(path) for i in range(0, len(text), 8192))
         return encoded(self.model.tokenizer, self.state, short)
 
     async def _find_beginning(self, path: Path) -> int:
-        """Go to the longest checkpoint of a text that begins in the same way; tokens up to there."""
+        """Start from the longest checkpoint whose text is a prefix of this one; returns its number of tokens."""
 
         def find() -> Any:
             return self.server.store.find_prefix(self.model, [piece.tokens for piece in self._pieces(path)], least=0)
@@ -245,7 +245,7 @@ class Book:
 
 @asynccontextmanager
 async def _spooled(request: Request, server: Server) -> AsyncGenerator[Path]:
-    """The request's body as a file; how long it may be, the guard has said."""
+    """The request's body as a file; the guard has limited its size."""
     path = server.store.folder / f".{uuid.uuid4().hex}.part"
     try:
         with path.open("wb") as file:

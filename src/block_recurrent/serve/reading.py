@@ -1,7 +1,7 @@
-"""Text through the model, in calls that end at fixed places: at multiples of so many tokens of the document.
+"""Reading text in calls that end at fixed positions: at multiples of a number of tokens of the document.
 
-So the calls depend on the text alone, not on who else is served, and a text that is read from a checkpoint at such a
-place gives the same numbers, to the last bit, as the same text read from its beginning.
+The calls depend only on the text, not on other requests, and reading from a checkpoint at such a
+position gives the same result, bit for bit, as reading the text from its beginning.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from block_recurrent.inference.text_input import settled, tokens_of
 from block_recurrent.serve.scheduler import Scheduler
 
 CALL_TOKENS = 512
-"""Of one call, in whole blocks: many are faster, and few let the writers go on sooner."""
+"""Tokens per call, in whole blocks: more are faster, fewer let generation continue sooner."""
 MOST_POINTS = 64
-"""Of a trace: then every other one is left out."""
+"""Maximum number of points of a trace: beyond it, every other point is dropped."""
 Tokens = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Served:
-    """A model that is being served."""
+    """A served model."""
 
     id: str
     name: str
-    """What memory files call it."""
+    """Its name in memory files."""
     engine: Engine
     tokenizer: Tokenizer
     scheduler: Scheduler
@@ -54,7 +54,7 @@ class Served:
 
 
 class Piece(NamedTuple):
-    """Tokens that are settled, their text, and what is held back after them."""
+    """Tokens that can no longer change, their text, and the text held back after them."""
 
     tokens: Tokens
     raw: bytes
@@ -62,7 +62,7 @@ class Piece(NamedTuple):
 
 
 def encoded(tokenizer: Tokenizer, state: SessionState, texts: Iterable[str], last: bool = False) -> Iterator[Piece]:
-    """The tokens of a text that follows a state, as `Session.read` would make them; last: nothing is held back."""
+    """The tokens of a text that follows a state, as in `Session.read`; last: nothing is held back."""
     held, begun = state.held, state.position > 0
     for text in texts:
         buffer = held + to_utf8(text)
@@ -89,17 +89,17 @@ class Prefix(NamedTuple):
 
 
 class Reading:
-    """A document while it is read."""
+    """A document being read."""
 
     def __init__(self, model: Served, state: SessionState, prefix: Prefix | None = None, watch: bool = False) -> None:
-        """prefix: of the tokens before, where all of them came through calls that ended at the fixed places."""
+        """prefix: hash of the tokens before, if all of them were read in calls that ended at the fixed positions."""
         self.model, self.state, self.prefix = model, state, prefix
         self.trace: dict[str, Any] = {}
         self._watch = watch
         self._rest: Tokens = np.empty(0, np.int64)
 
     async def add(self, tokens: Tokens, reached: Callable[[Reading], Awaitable[None]] | None = None) -> None:
-        """Read as far as whole calls go. `reached` is called at each of the fixed places."""
+        """Read as many whole calls as possible. `reached` is called at each of the fixed positions."""
         tokens = np.concatenate([self._rest, tokens])
         start, size = 0, self.model.call_tokens
         while len(tokens) - start >= (count := size - self.state.position % size):
@@ -110,7 +110,7 @@ class Reading:
         self._rest = tokens[start:]
 
     async def finish(self) -> SessionState:
-        """Read what is left; the end of a text is no fixed place."""
+        """Read the rest; the end of a text is not a fixed position."""
         if len(self._rest):
             await self._call(self._rest)
             self._rest = self._rest[:0]
@@ -126,7 +126,7 @@ class Reading:
 
 
 def prompt_tokens(model: Served, state: SessionState, prompt: str | list[int]) -> Piece:
-    """The tokens of a prompt that follows a state; what was held back comes first, and nothing is held back after."""
+    """The tokens of a prompt that follows a state, including the text held back there; nothing is held back after."""
     (piece,) = encoded(model.tokenizer, state, [prompt if isinstance(prompt, str) else ""], last=True)
     if isinstance(prompt, str):
         return piece
@@ -161,7 +161,7 @@ def _read(
 def _with_point(
     trace: dict[str, Any], before: Any, after: SessionState, gates: dict[tuple[int, str], list[float]]
 ) -> dict[str, Any]:
-    """The trace with what this call did: gates, and how long and how new the state is, of each recurrent layer."""
+    """The trace extended by this call: gates, norm and change of the state, for each recurrent layer."""
     point: dict[str, float] = {"at": after.position}
     for i, (old, new) in enumerate(zip(before.layers, after.memory.layers, strict=True)):
         if new.state is not None:

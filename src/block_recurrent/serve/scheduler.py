@@ -1,10 +1,10 @@
-"""One thread per model that makes all calls of its engine.
+"""One thread per model makes all calls of its engine.
 
-All who write have a lane; all lanes share one `decode_many`, wherever they stand, and join and leave at any token.
-Between decode calls comes other work, such as reading a segment or scoring one, in the order in which it was asked for:
-a reader asks for its next segment when it has the last, so readers take turns. After such a call the lanes get as much
-time as it took. A lane's numbers don't depend on the other lanes, nor do its random numbers: its text is the one that
-it would get alone.
+Each generation has a lane; all lanes share one `decode_many`, at any positions, and join and leave at any token.
+Other work, such as reading or scoring a segment, runs between decode calls, in the order of requests:
+a read submits its next segment when the last is done, so reads take turns. After such a call the lanes get as much
+time as it took. Neither a lane's logits nor its random numbers depend on other lanes: its text is the one that
+it would have alone.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ T = TypeVar("T")
 
 
 class Step(NamedTuple):
-    """A token that a lane has written."""
+    """A generated token."""
 
     choice: int
-    """Which of the request's texts it belongs to."""
+    """Index of its text in the request."""
     written: WrittenToken
     top: list[tuple[int, float]]
-    """The most likely tokens there and their log-probabilities, as many as were asked for."""
+    """The most likely tokens and their log-probabilities, as many as requested."""
     ended: str | None
-    """Why it was the last one, if it was."""
+    """Why the text ended, for its last token."""
 
 
 Steps = asyncio.Queue[Step | Exception]
 
 
 class Lane:
-    """One text while it is written. The lanes of a request share a queue of what they have written."""
+    """One text being generated. The lanes of a request share a queue of generated tokens."""
 
     def __init__(self, index: int, writer: Writer, queue: Steps, top: int) -> None:
         self.index, self.writer, self.queue, self.top = index, writer, queue, top
@@ -60,7 +60,7 @@ class Lane:
 
 
 class Scheduler(threading.Thread):
-    """Start it inside of an event loop, to which it gives its results."""
+    """Start it inside the event loop that receives its results."""
 
     def __init__(self, engine: Engine, lanes: int) -> None:
         super().__init__(name="scheduler", daemon=True)
@@ -76,7 +76,7 @@ class Scheduler(threading.Thread):
         self._stopped = False
 
     async def call(self, work: Callable[[], T]) -> T:
-        """What `work` returns, run in the scheduler's thread, in its turn."""
+        """Run `work` in the scheduler's thread, in its turn, and return its result."""
         future: asyncio.Future[T] = self.loop.create_future()
         with self._wake:
             self.work.append((work, future))
@@ -84,7 +84,7 @@ class Scheduler(threading.Thread):
         return await future
 
     async def write(self, writers: Sequence[Writer], top: int = 0) -> AsyncGenerator[Step]:
-        """The tokens of all texts of a request, as they come. Whoever stops asking frees the lanes."""
+        """The tokens of all texts of a request, as they are generated. Closing the iterator frees the lanes."""
         queue: Steps = asyncio.Queue()
         lanes = [Lane(index, writer, queue, top) for index, writer in enumerate(writers)]
         with self._wake:
@@ -124,7 +124,7 @@ class Scheduler(threading.Thread):
                 self._owed = 0.0
 
     def _admit(self) -> None:
-        """Lanes for those who wait; first for the request that has the fewest, so that none keeps others out."""
+        """Give lanes to waiting texts, first of the request that has the fewest, so that none starves others."""
         self.lanes = [lane for lane in self.lanes if not lane.gone and lane.writer.ended is None]
         self.waiting = [lane for lane in self.waiting if not lane.gone]
         while self.waiting and len(self.lanes) < self.most:
@@ -134,7 +134,7 @@ class Scheduler(threading.Thread):
             self.lanes.append(lane)
 
     def _do(self, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
-        if future.cancelled():  # whoever asked has gone
+        if future.cancelled():  # the client has disconnected
             return
         began = time.perf_counter()
         try:
@@ -151,7 +151,7 @@ class Scheduler(threading.Thread):
         try:
             logits, memories = self.engine.decode_many([s.pending for s in states], [s.memory for s in states])
             steps = [lane.advance(*one) for lane, *one in zip(lanes, logits, memories, strict=True)]
-        except Exception as error:  # all lanes are told; others may come
+        except Exception as error:  # reported to all lanes; the scheduler continues
             steps = [error] * len(lanes)
             self.lanes = []
         self._owed = max(0.0, self._owed - self._spent("decode", began))

@@ -1,4 +1,4 @@
-"""/v1/score: how well a text is predicted after a memory, and what the memory was worth to each of its tokens."""
+"""/v1/score: score a text after a memory, and how much the memory helped with each token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ScoreRequest(BaseModel):
     model: str | None = Field(None, description="One of /v1/models; by default the memory's, or the first.")
     memory: str | None = Field(None, description="The memory that the text follows: NAME, or NAME@POSITION.")
     text: str | None = None
-    token_ids: list[int] | None = Field(None, description="Instead of a text.")
+    token_ids: list[int] | None = Field(None, description="Tokens, instead of a text.")
 
 
 @router.post("/v1/score")
@@ -37,7 +37,7 @@ async def score(request: Request, body: ScoreRequest) -> dict[str, Any]:
     """Bits of every token after the memory, after the memory with its recurrent state cleared, and after nothing."""
     server: Server = request.app.state.server
     if (body.text is None) == (body.token_ids is None):
-        raise RequestError(400, "give either text or token_ids, and not both")
+        raise RequestError(400, "give either text or token_ids, not both")
     with server.admission.take():
         return await while_wanted(request, server.limits.seconds, _score(server, body))
 
@@ -45,7 +45,7 @@ async def score(request: Request, body: ScoreRequest) -> dict[str, Any]:
 async def _score(server: Server, body: ScoreRequest) -> dict[str, Any]:
     model = server.model(body.model, body.memory)
     state = await server.state_of(model, body.memory)
-    if state.held:  # settled as it is, as if no more followed it
+    if state.held:  # tokenized as if no more text followed
         held = prompt_tokens(model, state, "")
         state, _ = await server.read_prompt(model, replace(state, held=b""), held.tokens)
     piece = prompt_tokens(model, state, body.text if body.text is not None else body.token_ids or [])
@@ -72,7 +72,7 @@ async def _score(server: Server, body: ScoreRequest) -> dict[str, Any]:
 
 
 async def _bits(model: Served, state: SessionState, tokens: Tokens) -> NDArray[np.float64]:
-    """Negative log2 probabilities, in calls that end at the same places as those of reading."""
+    """Negative log2 probabilities, in calls that end at the same positions as those of reading."""
     memory, fed, size = state.memory, state.fed(tokens), model.call_tokens
     parts, start, position = [], 0, state.position
     while start < len(tokens):
@@ -85,7 +85,7 @@ async def _bits(model: Served, state: SessionState, tokens: Tokens) -> NDArray[n
 
 
 def _cleared(model: Served, state: SessionState) -> DocumentMemory:
-    """The memory with the state of a document's beginning; the window's keys and values stay."""
+    """The memory with the initial state; the window's keys and values are kept."""
     initial = initial_states(model.engine.snapshot.model)
     layers = [replace(x, state=initial[i][None]) if i in initial else x for i, x in enumerate(state.memory.layers)]
     return replace(state.memory, layers=tuple(layers))

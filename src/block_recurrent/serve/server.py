@@ -1,4 +1,4 @@
-"""What all requests share: models, memories, limits, and waiting for work only as long as anybody wants it."""
+"""Shared by all requests: models, memories, limits, and waiting for work until the client disconnects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Server:
     store: Store
     models: dict[str, Served] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
-    """Tokens read, written, scored and reused."""
+    """Tokens read, generated, scored and reused."""
     answered: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Requests by route and status."""
 
@@ -45,7 +45,7 @@ class Server:
             if name not in self.models:
                 known = ", ".join(self.models)
                 raise RequestError(
-                    404, f"there is no model '{name}'{did_you_mean(name, self.models)}: known are {known}"
+                    404, f"there is no model '{name}'{did_you_mean(name, self.models)}: models are {known}"
                 )
             return self.models[name]
         if memory is None:
@@ -63,16 +63,16 @@ class Server:
         )
 
     async def state_of(self, model: Served, memory: str | None) -> SessionState:
-        """Where a memory stands; without one, the beginning of a document."""
+        """The state of a memory; without one, the beginning of a document."""
         if memory is None:
             return model.session().state
         return await asyncio.to_thread(self.store.load, memory, model)
 
     async def read_prompt(self, model: Served, state: SessionState, tokens: Tokens) -> tuple[SessionState, int]:
-        """The state after these tokens, and how many of them had been read before, for a memory that is kept."""
+        """The state after these tokens, and how many of them were reused from a stored memory."""
         reused = 0
         if state.position == 0 and (found := await asyncio.to_thread(self.store.find_prefix, model, [tokens])):
-            with suppress(BlockRecurrentError, OSError):  # deleted meanwhile: then it is read again
+            with suppress(BlockRecurrentError, OSError):  # deleted in the meantime: read again
                 state = await asyncio.to_thread(self.store.load_place, found[0].places[-1], model)
                 reused = found[0].places[-1].position
         reading = Reading(model, state)
@@ -83,7 +83,7 @@ class Server:
 
 
 async def while_wanted(request: Request, seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives, unless the client goes away or the time is over."""
+    """The result of `work`, unless the client disconnects or the time limit is reached."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))
     try:
@@ -91,8 +91,8 @@ async def while_wanted(request: Request, seconds: float, work: Coroutine[Any, An
         if task.done():
             return task.result()
         if gone.done():
-            raise RequestError(CLIENT_GONE, "the client has gone")
-        raise RequestError(TOO_LONG, f"the request took longer than {seconds} seconds, which is the most")
+            raise RequestError(CLIENT_GONE, "the client disconnected")
+        raise RequestError(TOO_LONG, f"the request took longer than the limit of {seconds} seconds")
     finally:
         await _cancelled(task, gone)
 
@@ -110,7 +110,7 @@ async def _cancelled(*tasks: Awaitable[Any]) -> None:
 
 
 def event_stream(events: AsyncGenerator[dict[str, Any]], seconds: float, described: Any) -> StreamingResponse:
-    """Server-sent events, with an error as the last one if something goes wrong. A client who goes away ends it."""
+    """Server-sent events, with an error as the last one if something fails. Ends when the client disconnects."""
 
     async def lines() -> AsyncIterator[str]:
         try:
@@ -119,7 +119,7 @@ def event_stream(events: AsyncGenerator[dict[str, Any]], seconds: float, describ
                     yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
                 yield "data: [DONE]\n\n"
         except TimeoutError:
-            body = error_body(TOO_LONG, f"the request took longer than {seconds} seconds, which is the most")
+            body = error_body(TOO_LONG, f"the request took longer than the limit of {seconds} seconds")
             yield f"data: {json.dumps(body)}\n\n"
         except BlockRecurrentError as error:
             yield f"data: {json.dumps(described(error))}\n\n"

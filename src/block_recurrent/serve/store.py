@@ -1,7 +1,7 @@
-"""Memories on disk, by name; files are those of `brt read`. One process at a time has the folder.
+"""Named memories on disk, as files of `brt read`. Only one process at a time may use the folder.
 
 `NAME` is a memory, `NAME@POSITION` a checkpoint of its trail. All changes are single atomic writes: a process that is
-killed at any moment leaves each memory as it was or as it became.
+killed at any moment leaves each memory in its old or its new state.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from block_recurrent.serve.reading import Prefix, Served, Tokens
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 REFERENCE = rf"({NAME})(?:@(\d{{1,18}}))?"
 CACHED = 16
-"""Memories that are kept loaded."""
+"""Number of memories to keep loaded."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """A memory by its header: all but the numbers."""
+    """The header of a memory: everything except the tensors."""
 
     name: str
     model_hash: str
@@ -52,12 +52,12 @@ class Memory:
 
 
 class Store:
-    """All memories of a folder. Its methods may be called from any thread; they wait for the disk."""
+    """All memories of a folder. Methods are thread-safe, and block on the disk."""
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self.folder, self.limits = folder, limits
         self.notes: list[str] = []
-        """What was found wrong with files of the folder."""
+        """Problems with files of the folder."""
         self._lock = threading.RLock()
         self._cache: OrderedDict[Path, tuple[int, SessionState]] = OrderedDict()
         self._known: dict[str, Memory] = {}
@@ -65,7 +65,7 @@ class Store:
 
     @contextmanager
     def opened(self) -> Iterator[Store]:
-        """For this process alone, with what killed ones left cleared away."""
+        """Lock the folder, and delete temporary files of killed processes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder):
             collect(self.folder)
@@ -74,10 +74,10 @@ class Store:
                     name = self.checked_name(path.name.removesuffix(SUFFIX))
                     self._known[name] = _memory(name, path)
                 except BlockRecurrentError as error:
-                    self.notes.append(f"'{path.name}' is left alone: {error}")
+                    self.notes.append(f"'{path.name}' is ignored: {error}")
             yield self
 
-    # ---- Looking ----------------------------------------------------------------------------------------------------
+    # ---- Reading ----------------------------------------------------------------------------------------------------
 
     def list(self) -> list[Memory]:
         with self._lock:
@@ -86,11 +86,11 @@ class Store:
     def get(self, name: str) -> Memory:
         with self._lock:
             if self.checked_name(name) not in self._known:
-                raise RequestError(404, f"there is no memory '{name}': GET /v1/memories lists those there are")
+                raise RequestError(404, f"there is no memory '{name}': GET /v1/memories lists them")
             return self._known[name]
 
     def load(self, reference: str, model: Served) -> SessionState:
-        """Where a memory, or a checkpoint of its trail, stands."""
+        """The state of a memory, or of a checkpoint of its trail."""
         return self._load(self.path_of(reference), model)
 
     def load_place(self, place: Place, model: Served) -> SessionState:
@@ -119,7 +119,7 @@ class Store:
         return {"tokens": [mine.tokens, theirs.tokens], "same_text": same_text, "layers": layers}
 
     def find_prefix(self, model: Served, tokens: Sequence[Tokens], least: int = 1) -> tuple[Trail, Prefix] | None:
-        """A trail whose last place has read the first of these tokens, as many as possible but the last `least`."""
+        """A trail whose last checkpoint has the longest prefix of these tokens, without the last `least`."""
         with self._lock:
             trails = [memory.trail for memory in self._known.values()]
         known = {
@@ -139,7 +139,7 @@ class Store:
     def path_of(self, reference: str) -> Path:
         match = re.fullmatch(REFERENCE, reference, re.ASCII)
         if not match:
-            raise RequestError(400, f"{_shown(reference)} names no memory: give NAME, or NAME@POSITION")
+            raise RequestError(400, f"{_shown(reference)} is not a memory: give NAME, or NAME@POSITION")
         memory = self.get(match[1])
         if match[2] is None or int(match[2]) == memory.tokens:
             return self._path(memory.name)
@@ -149,7 +149,7 @@ class Store:
         if not re.fullmatch(NAME, name, re.ASCII):
             raise RequestError(
                 400,
-                f"{_shown(name)} is no name for a memory: take 1 to 64 letters, digits, '.', '_' or '-', and begin "
+                f"{_shown(name)} is not a valid name: use 1 to 64 letters, digits, '.', '_' or '-', and begin "
                 "with a letter or digit",
             )
         return name
@@ -157,38 +157,38 @@ class Store:
     # ---- Changing ---------------------------------------------------------------------------------------------------
 
     def check_free(self, name: str) -> None:
-        """An error if there is a memory of this name."""
+        """Raise an error if a memory of this name exists."""
         with self._lock:
             if self.checked_name(name) in self._known:
-                raise RequestError(409, f"there is a memory '{name}' already: choose another name, or delete it first")
+                raise RequestError(409, f"memory '{name}' already exists: choose another name, or delete it first")
 
     def check_new(self, name: str) -> None:
-        """An error unless there is room for a memory of this name."""
+        """Raise an error unless a memory of this name can be saved."""
         with self._lock:
             if self.checked_name(name) not in self._known and len(self._known) >= self.limits.memories:
-                raise RequestError(409, f"there are {len(self._known)} memories, which is the most: delete one first")
+                raise RequestError(409, f"there are {len(self._known)} memories, which is the limit: delete one first")
 
     def checkpoint(self, model: Served, state: SessionState, prefix: str | None) -> Place:
-        """Keep a place for a trail that will be saved soon; `abandon` it if it will not."""
+        """Reserve a trail that will be saved soon; `abandon` it otherwise."""
         with self._lock:
             place = save_checkpoint(model.session(state), self.folder, prefix)
             self._under_way.add(place.id)
             return place
 
     def extended(self, trail: Trail, place: Place) -> Trail:
-        """The trail with one more place; checkpoints that it has no room for are deleted, unless others name them."""
+        """The trail with one more checkpoint; those that it drops are deleted, unless other memories use them."""
         longer = trail.add(place, self.limits.trail)
         self.abandon(Trail(tuple(p for p in (*trail.places, place) if p not in longer.places)))
         return longer
 
     def abandon(self, trail: Trail) -> None:
-        """The trail will not be saved: what no other memory has of it is deleted."""
+        """The trail will not be saved: delete checkpoints that no other memory uses."""
         with self._lock:
             self._under_way -= {place.id for place in trail.places}
             self._drop(trail)
 
     def save(self, name: str, model: Served, state: SessionState, trail: Trail, notes: dict[str, Any]) -> Memory:
-        """Keep a memory under a name; one that has the name is replaced."""
+        """Save a memory under a name, replacing an existing one."""
         with self._lock:
             self.check_new(name)
             old = self._known.get(name)
@@ -201,9 +201,9 @@ class Store:
             return self._known[name]
 
     def trail_to(self, reference: str, name: str) -> tuple[Trail, dict[str, Any]]:
-        """For what goes on from a memory under a name: its trail, with the memory as its last place, and its notes.
+        """To continue from a memory: its trail, with the memory as its last checkpoint, and its notes.
 
-        A memory that stands at no checkpoint becomes one: the same file under a second name.
+        A memory that is not at a checkpoint becomes one: the same file under a second name.
         """
         with self._lock:
             path, memory = self.path_of(reference), self.get(reference.split("@")[0])
@@ -252,7 +252,7 @@ class Store:
             self._drop(memory.trail)
 
     def take_in(self, name: str, path: Path, models: Sequence[Served]) -> Memory:
-        """Keep a memory file that somebody sent, if it is whole and of one of the models. Its notes are not trusted."""
+        """Save an uploaded memory file, if it is intact and belongs to one of the models. Its notes are not trusted."""
         made_by = str(load_header(path).get("fingerprint"))
         model = next((m for m in models if m.engine.fingerprint() == made_by), models[0])
         state = load_session(path, model.engine, model.tokenizer, model.name).state
@@ -272,7 +272,7 @@ class Store:
                 self._cache.popitem(last=False)
 
     def _drop(self, trail: Trail) -> None:
-        """Delete those of its checkpoints that nobody names any more."""
+        """Delete its checkpoints that no memory uses any more."""
         named = {place.id for memory in self._known.values() for place in memory.trail.places} | self._under_way
         for place in trail.places:
             if place.id not in named:
@@ -292,11 +292,13 @@ def _memory(name: str, path: Path) -> Memory:
         assert memory.trail is not None
         return memory
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise FileFormatError(f"'{path}' holds no session's memory: its header lacks or misstates {error}") from None
+        raise FileFormatError(
+            f"'{path}' is not the memory of a session: its header lacks or misstates {error}"
+        ) from None
 
 
 def _notes_at(memory: Memory, position: int) -> dict[str, Any]:
-    """The notes of a memory as they were at a position: its trace no longer than its text."""
+    """The notes of a memory at a position, with its trace cut there."""
     notes = {key: value for key, value in memory.notes.items() if key != "trail"}
     if trace := notes.get("trace"):
         count = sum(at <= position for at in trace["at"])
@@ -305,7 +307,7 @@ def _notes_at(memory: Memory, position: int) -> dict[str, Any]:
 
 
 def _check_fits(state: SessionState, model: Served) -> None:
-    """A file may say anything of itself: its numbers must be those that this model's memories have."""
+    """An uploaded file may contain anything: check that its shapes and values are possible for this model."""
     state.memory.check_same_shape(model.engine.config, "the model that is served")
     mark = model.tokenizer.eos_token_id
     ids = [state.pending, *state.recent]
@@ -317,7 +319,7 @@ def _check_fits(state: SessionState, model: Served) -> None:
             fits = fits and x.dtype == wanted[name].dtype and bool(x.isfinite().all())
             fits = fits and ("recall" in name or x.shape == wanted[name].shape)
     if not fits:
-        raise FileFormatError("the memory file holds numbers that this model's memories can't have: it is damaged")
+        raise FileFormatError("the memory file has values that are impossible for this model: it is damaged")
 
 
 def _shown(name: str) -> str:

@@ -1,1 +1,1 @@
-"""Experiments that train and measure: the planted names of `brt recall`, the tables of `brt reproduce`."""
+"""Experiments that train and measure: `brt recall`, `brt reproduce`, `brt tasks` and `brt demo`."""

@@ -1,4 +1,4 @@
-"""Stages that grow as they are mastered, and training on planted names in them. What it is worth: docs/recall.md."""
+"""A curriculum whose stages grow as they are mastered, and training on planted names with it (docs/recall.md)."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from block_recurrent.run_config import DataConfig, EvalConfig, OptimizerConfig, 
 from block_recurrent.studies.planted import Lesson, PlantedNames
 
 Stages = list[tuple[int, int]]
-"""(step, level from this step on, such as the longest documents), and at last (step, 0): the learning rate falls."""
+"""(step, level from this step on, such as the longest documents); finally (step, 0): the start of the cooldown."""
 
 
 @dataclass(frozen=True)
 class RecallTraining:
-    """How to train."""
+    """Training options."""
 
-    steps: int = 2000  # at most so many updates
-    cooldown: int = 300  # of these the last ones, over which the learning rate falls to nothing
+    steps: int = 2000  # maximum number of updates
+    cooldown: int = 300  # the last of these, over which the learning rate decays to zero
     tokens_per_step: int = 2048
-    """Lanes are as many as give so many tokens: systems with other segments see as much text per update."""
+    """Tokens per update, which set the number of lanes: systems with other segments see as much text."""
     learning_rate: float = 3e-3
     gate_rate: float = 10.0
-    """Times the learning rate, for the biases of gates: how long the state lasts is a matter of these few numbers."""
-    noise_share: float = 0.1  # share of the noise that carries loss; all asked names do
+    """Factor on the learning rate of gate biases, the few numbers that decide how long the state lasts."""
+    noise_share: float = 0.1  # share of the noise that contributes to the loss; all queried names do
     gap: float = 20.0  # tokens between questions, on average
-    say_again: float = 0.05  # share of answers that are said, in half of the documents
-    first: int = 0  # documents of the first stage are so long; 0: four windows, or one segment if that is longer
-    longest: int = 2048  # documents of the last stage are so long
-    mastered: float = 0.5  # bits of an asked name under which the documents become twice as long
+    say_again: float = 0.05  # share of answers that appear in the text, in half of the documents
+    first: int = 0  # length of documents in the first stage; 0: four windows, or one segment if that is longer
+    longest: int = 2048  # length of documents in the last stage
+    mastered: float = 0.5  # bits per queried name below which the documents become twice as long
     seed: int = 0
 
     def run_config(self, system: str, size: str, model: ModelConfig, data: str) -> RunConfig:
-        """Of a run on these lessons; data: documents to measure on."""
+        """The configuration of a run with this curriculum; data: documents to measure on."""
         lanes = max(1, self.tokens_per_step // model.segment)
         return RunConfig(
             system,
@@ -57,7 +57,7 @@ class RecallTraining:
 
 
 class Pace(Protocol):
-    """What a curriculum wants to know of the training that it belongs to."""
+    """What a curriculum needs to know about the training."""
 
     @property
     def steps(self) -> int: ...
@@ -68,7 +68,7 @@ class Pace(Protocol):
 
 
 class Curriculum:
-    """The next level as soon as the present one is mastered; or the stages of another run again."""
+    """Starts the next level as soon as the current one is mastered; or replays the stages of another run."""
 
     def __init__(
         self,
@@ -78,12 +78,12 @@ class Curriculum:
         enough: int = 300,
         finished: float | None = None,
     ) -> None:
-        """levels: ascending. finished: bits under which training may end; None: as for every other level."""
+        """levels: ascending. finished: bits below which training may end; None: as for every other level."""
         self.settings, self.levels, self.enough = settings, list(levels), enough
         self.finished = settings.mastered if finished is None else finished
         self.stages: Stages = list(stages or [(1, self.levels[0])])
         self.recent: deque[float] = deque(maxlen=enough)
-        """Bits of the last answers that the present stage is judged by."""
+        """Bits of the last answers, by which the current stage is judged."""
 
     @property
     def last_step(self) -> int | None:
@@ -91,11 +91,11 @@ class Curriculum:
         return None if level else step + self.settings.cooldown - 1
 
     def level_at(self, step: int) -> int:
-        """The highest level of what begins at this step."""
+        """The highest level of documents that begin at this step."""
         return max(level for start, level in self.stages if start <= step)
 
     def observe(self, step: int, bits: list[float]) -> None:
-        """After an update. Answers are looked at until there are enough of them to tell."""
+        """Called after an update. Collects answers until there are enough to judge."""
         level = self.stages[-1][1]
         if not level:
             return
@@ -110,7 +110,7 @@ class Curriculum:
 
 
 def doublings(first: int, last: int) -> list[int]:
-    """From the first to the last, each twice the one before, or the last."""
+    """From the first to the last, each at most twice the one before."""
     levels = [first]
     while levels[-1] < last:
         levels.append(min(2 * levels[-1], last))
@@ -118,7 +118,7 @@ def doublings(first: int, last: int) -> list[int]:
 
 
 class PlantedStream(SegmentStream):
-    """Lanes of training documents without end; whole segments, so that there is no padding."""
+    """An endless stream of training documents, in whole segments, without padding."""
 
     observes = True
 
@@ -147,7 +147,7 @@ class PlantedStream(SegmentStream):
 
     @property
     def fingerprint(self) -> str:
-        """All that decides which lessons come."""
+        """Everything that determines the documents."""
         return f"planted names {json.dumps(asdict(self.task) | asdict(self.settings))}"
 
     def __next__(self) -> Segment:
@@ -172,11 +172,11 @@ class PlantedStream(SegmentStream):
         return Segment(tokens[mine], targets[mine], mask[mine], np.array(starts)[mine])
 
     def _lesson(self, number: int, longest: int) -> Lesson:
-        """A document by its number alone, so that a stream can be resumed inside of it."""
+        """A document from its number, so that a stream can be resumed inside it."""
         settings, rng = self.settings, np.random.default_rng([self.settings.seed, number])
-        # Lengths are spread evenly by their logarithm: short documents stay in the mix, and with them first mentions.
+        # Lengths are log-uniform: short documents, and with them first mentions, stay in the mix.
         segments = max(1, round(np.exp(rng.uniform(0, np.log(max(1, longest // self.segment))))))
-        # In half of the documents no answer is said: what was said once must last.
+        # In half of the documents no answer appears: a single mention must be remembered.
         say_again = settings.say_again if rng.random() < 0.5 else 0.0
         return self.task.lesson(rng, segments * self.segment, settings.gap, say_again, settings.noise_share)
 

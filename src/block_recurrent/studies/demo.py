@@ -1,4 +1,4 @@
-"""The parts of `brt demo`: a text that no model was trained on, what its memory is worth, and a run that is stopped."""
+"""The parts of `brt demo`: an unseen text, how much its memory helps, and a run that is stopped and resumed."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from block_recurrent.studies.memory_worth import (
 from block_recurrent.train.report import METRICS, read_metrics
 
 LEAST_BYTES, MOST_BYTES = 30_000, 200_000
-"""Of a module of the standard library that is read: long enough to remember something, short enough for a minute."""
+"""Size of the module to read: long enough to remember something, short enough for a minute."""
 NOT_CODE = ("pydoc_data", "this", "antigravity")
 CHART_POINTS = 80
 OTHER_BYTES = 30_000
-"""Of another text, whose memory is the second one that is written from."""
+"""Size of the other text, for the second memory."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Unseen:
 
 
 def unseen_modules(model: str) -> list[Unseen]:
-    """Modules of this Python's own library that the model's card does not list, the longest first."""
+    """Modules of this Python's standard library that the model's card does not list, the longest first."""
     folder = models.locate(model)[0]
     listed = read_card(folder)["data"]["trained_on"] if (folder / models.CARD).is_file() else []
     library = Path(sysconfig.get_paths()["stdlib"])
@@ -59,7 +59,7 @@ def unseen_modules(model: str) -> list[Unseen]:
         if LEAST_BYTES <= path.stat().st_size <= MOST_BYTES
     ]
     if len(found) < 2:
-        raise DataError(f"this Python has no library source in '{library}' to read: give a text with --text FILE")
+        raise DataError(f"this Python has no library source in '{library}': give a text with --text FILE")
     found.sort(key=lambda path: (-path.stat().st_size, path.name))
     return [Unseen(path.name, path.read_text(encoding="utf-8")) for path in found]
 
@@ -70,7 +70,7 @@ def given_text(path: str) -> Unseen:
 
 @dataclass(frozen=True)
 class Document:
-    """An unseen text, read by a model."""
+    """An unseen text, and a model that reads it."""
 
     name: str
     engine: Engine
@@ -84,7 +84,7 @@ class Document:
 
 
 def read_unseen(loaded: LoadedRun, text: Unseen, most_tokens: int | None, progress: Progress) -> Document:
-    """Read a text from its beginning to its end, or so many tokens of it."""
+    """Read a text from beginning to end, or up to a number of tokens."""
     tokens = loaded.tokenizer.encode(text.text)[:most_tokens]
     engine, began = Engine(loaded.model), time.perf_counter()
     reading = read_document(engine, tokens, progress)
@@ -92,7 +92,7 @@ def read_unseen(loaded: LoadedRun, text: Unseen, most_tokens: int | None, progre
 
 
 def worth_of(document: Document, progress: Progress) -> dict[str, Any]:
-    """Bits per token and per byte of the second half by the way it was read, the words remembered, and curves."""
+    """Bits per token and per byte of the second half for each way of reading, remembered words, and curves."""
     reading, tokenizer, config = document.reading, document.loaded.tokenizer, document.engine.config
     ways = three_ways(document.engine, reading, progress)
     size = len(tokenizer.decode_bytes(reading.tokens[reading.half :], begin=False))
@@ -112,7 +112,7 @@ def worth_of(document: Document, progress: Progress) -> dict[str, Any]:
 
 
 def _excerpt_gains(document: Document, ways: dict[str, Any], length: int = 400) -> list[list[Any]]:
-    """The stretch of the second half where the memory saves most: each token's text, and the bits saved."""
+    """The passage of the second half where the memory saves most: each token's text, and the bits saved."""
     import numpy as np
 
     mine, without = list(ways.values())[:2]
@@ -126,14 +126,14 @@ def _excerpt_gains(document: Document, ways: dict[str, Any], length: int = 400) 
 
 
 def write_from(session: Session, prompt: str, tokens: int, seed: int) -> str:
-    """A continuation; the session given stays where it is."""
+    """A continuation; the given session does not change."""
     other = session.fork()
     other.read(prompt)
     return "".join(other.write(tokens, temperature=0.7, top_p=0.95, seed=seed, end_at_mark=False))
 
 
 def memory_hash(session: Session) -> str:
-    """Hash of all numbers of a memory."""
+    """Hash of all tensors of a memory."""
     digest = hashlib.sha256()
     for name, x in sorted(session.memory.named_tensors().items()):
         digest.update(name.encode() + x.detach().cpu().contiguous().numpy().tobytes())
@@ -142,7 +142,7 @@ def memory_hash(session: Session) -> str:
 
 @contextmanager
 def stopped_at(run: Path, step: int) -> Iterator[None]:
-    """Ctrl-C for this process as soon as a run has come to a step: as if somebody had typed it."""
+    """Send Ctrl-C to this process as soon as a run has reached a step."""
     done, typed = threading.Event(), threading.Event()
 
     def watch() -> None:
@@ -153,10 +153,10 @@ def stopped_at(run: Path, step: int) -> Iterator[None]:
                 return
 
     def late(number: int, frame: object) -> None:
-        if not typed.is_set():  # a Ctrl-C of the user's own
+        if not typed.is_set():  # a Ctrl-C by the user
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, late)  # training has a handler of its own; this one is for a fast machine
+    before = signal.signal(signal.SIGINT, late)  # training has its own handler; this one is for fast machines
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
@@ -168,7 +168,7 @@ def stopped_at(run: Path, step: int) -> Iterator[None]:
 
 
 def run_facts(run: Path) -> dict[str, Any]:
-    """What two runs are compared by: the hash of their last weights, and the loss of every step."""
+    """Facts to compare two runs by: the hash of their final weights, and the loss of every step."""
     found, _ = find_checkpoint(run)
     assert found is not None
     training = [line for line in read_metrics(run) if line["split"] == "train"]

@@ -1,4 +1,4 @@
-"""The report of the demo: one HTML file with all that it found, nothing fetched."""
+"""The report of the demo: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WIDTH, HEIGHT = 900, 220
 
 
 def write_demo_page(path: Path, found: dict[str, Any]) -> None:
-    """Write the page of what `brt demo` found; parts that were left out are not shown."""
-    title = "What the memory is worth" if "worth" in found else "A run that was stopped and resumed"
+    """Write the page with the results of `brt demo`; skipped parts are not shown."""
+    title = "How much the memory helps" if "worth" in found else "A run that was stopped and resumed"
     css = (files("block_recurrent.analysis") / "page" / "report.css").read_text(encoding="utf-8")
-    parts = [_card("In numbers", "", _table(["", ""], found["closing"]))]
+    parts = [_card("Summary", "", _table(["", ""], found["closing"]))]
     if "worth" in found:
         parts += _memory_parts(found)
     if "training" in found:
@@ -30,7 +30,7 @@ def write_demo_page(path: Path, found: dict[str, Any]) -> None:
         f'<link rel="icon" href="data:,"><style>{css}\npre {{ white-space: pre-wrap; overflow-wrap: anywhere; }}'
         f"</style></head><body><header><div><h1>{escape(title)}</h1>"
         f'<p class="note">{escape(found["subtitle"])}</p></div></header><main>{"".join(parts)}</main>'
-        f"<footer>Made by brt {__version__}. This page holds all its data and needs no network.</footer>"
+        f"<footer>Made by brt {__version__}. This page contains all its data and needs no network.</footer>"
         "</body></html>\n",
     )
 
@@ -42,7 +42,7 @@ def _memory_parts(found: dict[str, Any]) -> list[str]:
         [w["word"], f"{w['chance']:.0%}", f"{w['chance_cleared']:.1%}", f"{w['distance']:,}", w["before"], w["earlier"]]
         for w in worth["words"]
     ]
-    head = ["word", "its chance", "state cleared", "last said, tokens ago", "text before it", "said last in"]
+    head = ["word", "probability", "state cleared", "last seen, tokens ago", "text before it", "last mention"]
     written = "".join(f"<h3>{escape(name)}</h3><pre>{escape(text)}</pre>" for name, text in found["written"])
     return [
         _card(
@@ -50,17 +50,17 @@ def _memory_parts(found: dict[str, Any]) -> list[str]:
             found["definitions"],
             _table(["read", "bits per token", "bits per byte"], rows) + _chart(worth["curves"], "bits per token"),
         ),
-        _card("Words that the memory got right", "Each was last said beyond the window.", _table(head, words)),
+        _card("Words that the memory helped to predict", "Each last occurred beyond the window.", _table(head, words)),
         _card("Where the memory saves most", "Darker: more bits saved on this token.", _shaded(worth["gains"])),
-        _card("Written from memories", "The same prompt and seed, unless said otherwise.", written),
+        _card("Generated from memories", "The same prompt and seed, unless noted.", written),
     ]
 
 
 def _training_part(training: dict[str, Any]) -> str:
     rows = [[name, str(facts["step"]), facts["weights"][:16]] for name, facts in training["runs"].items()]
     curves = {name: facts["losses"] for name, facts in training["runs"].items()}
-    note = "The two curves lie on each other: the losses of every step are the same numbers."
-    table = _table(["run", "steps", "SHA-256 of its weights"], rows)
+    note = "The two curves coincide: the losses of every step are identical."
+    table = _table(["run", "steps", "SHA-256 of the weights"], rows)
     return _card("Trained from scratch, stopped, resumed", note, table + _chart(curves, "bits per byte"))
 
 

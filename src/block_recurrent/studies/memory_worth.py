@@ -1,8 +1,8 @@
-"""What the memory of a document is worth: its second half, read with it, with its state cleared, and with nothing.
+"""How much the memory of a document helps: its second half, scored with it, with the state cleared, and without.
 
-Every way scores the same tokens. `MEMORY`: all that came before is in the memory. `CLEARED`: the recurrent state is set
-back to the initial one at each segment, and the window of tokens stays. `NOTHING`: each window of tokens is read by
-itself, after the one token before it.
+All three score the same tokens. `MEMORY`: the memory covers everything before. `CLEARED`: the recurrent state is
+reset at each segment; the window of tokens is kept. `NOTHING`: each window of tokens is read on
+its own, after the one token before it.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ Bits = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Reading:
-    """A document that was read from its beginning to its end."""
+    """A document that was read from beginning to end."""
 
     tokens: NDArray[np.int64]
     half: int
-    """Where the second half begins, at a segment's border."""
+    """Where the second half begins, at a segment boundary."""
     bits: Bits  # of every token
     at_half: DocumentMemory
     at_end: DocumentMemory
     sizes: list[tuple[int, int]]
-    """On the way: tokens read, and bytes of the memory."""
+    """Progress: tokens read, and bytes of the memory."""
 
 
 @dataclass(frozen=True)
 class RememberedWord:
-    """A word that the memory made likely, and where it was said last."""
+    """A word that the memory made likely, and its last mention."""
 
     word: str
     index: int  # of its token in the document
-    distance: int  # in tokens, to where it was said last
-    chance: float  # that the model gave its token, with the memory
+    distance: int  # in tokens, to its last mention
+    chance: float  # probability of its token, with the memory
     chance_cleared: float
-    before: str  # what stands before it
-    earlier: str  # what stood around it when it was said last
+    before: str  # text before it
+    earlier: str  # text around its last mention
 
 
 def read_document(engine: Engine, tokens: NDArray[Any], progress: Progress | None = None) -> Reading:
@@ -80,12 +80,12 @@ def read_document(engine: Engine, tokens: NDArray[Any], progress: Progress | Non
 
 
 def fed_tokens(engine: Engine, tokens: NDArray[Any]) -> NDArray[np.int64]:
-    """What the model gets to predict these: the document mark first, the last one not."""
+    """The inputs to predict these tokens: the document mark, and all but the last."""
     return np.concatenate([[engine.config.eos_token_id], tokens[:-1]]).astype(np.int64)
 
 
 def three_ways(engine: Engine, reading: Reading, progress: Progress | None = None) -> dict[str, Bits]:
-    """The bits of every token of the second half, by the way it was read. Without a recurrent state, two ways."""
+    """The bits of every token of the second half, for each way of reading. Without a recurrent state, two ways."""
     found = {MEMORY: reading.bits[reading.half :]}
     if engine.config.recurrent_layers:
         found[CLEARED] = _with_state_cleared(engine, reading, progress)
@@ -121,7 +121,7 @@ def _with_nothing(engine: Engine, reading: Reading) -> Bits:
 def remembered_words(
     reading: Reading, ways: dict[str, Bits], tokenizer: Tokenizer, window: int, count: int = 10
 ) -> list[RememberedWord]:
-    """Words last said beyond the window that the memory made much likelier: the likely ones first, each word once."""
+    """Words last seen beyond the window that the memory made much more likely: likely ones first, each word once."""
     text = TokenText(reading.tokens, tokenizer)
     without = ways.get(CLEARED, ways[NOTHING])
     gains, distances = without - ways[MEMORY], text.distances[reading.half :]
@@ -142,7 +142,7 @@ def remembered_words(
 
 
 def session_at(engine: Engine, tokenizer: Tokenizer, reading: Reading, place: int, name: str) -> Session:
-    """A session that stands in a document that was read: at its half, or at its end."""
+    """A session in the middle or at the end of a document that was read."""
     assert place in (reading.half, len(reading.tokens))
     tokens = reading.tokens[:place]
     state = SessionState(

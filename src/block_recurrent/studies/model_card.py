@@ -1,4 +1,4 @@
-"""The card of a run: its data, recipe, curve, and what evaluations of it have found."""
+"""The card of a run: its data, recipe, training curve and evaluations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from block_recurrent.run_config import read_toml
 from block_recurrent.train.report import METRICS, read_metrics
 
 ABOUT = {"summary": "", "data": "", "licence": "", "command": "", "limits": [], "samples": []}
-"""What a person has to write, with what stands where nobody did."""
+"""The keys of about.toml, with their defaults."""
 CURVE_POINTS = 12
 RECIPE = {
     "train": ("lanes", "bptt", "clip", "seed"),
@@ -32,7 +32,7 @@ RECIPE = {
 def make_card(
     name: str, loaded: LoadedRun, run: Path, about: Path | None, data: Path | None, files: Mapping[str, Path]
 ) -> dict[str, Any]:
-    """All of a card. `files`: JSON by what it is: memory, cleared and twin of `brt eval`, headroom, needle."""
+    """The whole card. `files`: JSON by kind: memory, cleared and twin of `brt eval`, headroom, needle."""
     said = ABOUT | (_read_about(about) if about else {})
     values = loaded.config.to_dict()
     history = read_metrics(run) if (run / METRICS).is_file() else []
@@ -60,7 +60,7 @@ def make_card(
 
 
 def evaluation_of(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What evaluations say together: each by itself, and how far they are apart on the same documents."""
+    """The evaluations, and their differences on the same documents."""
     card: dict[str, Any] = {what: _measures(found[what]) for what in ("memory", "cleared", "twin") if what in found}
     for what, gap in (("cleared", "state_saves"), ("twin", "twin_minus_model")):
         if what in found and "memory" in found:
@@ -88,11 +88,11 @@ def _measures(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gap(model: dict[str, Any], other: dict[str, Any], what: str) -> dict[str, Any]:
-    """Bits that the other needs more, with a paired interval: the same documents are drawn for both."""
+    """Extra bits of the other, with a paired bootstrap interval."""
     pairs = list(zip(model["documents"], other["documents"], strict=False))
     same = [(a["name"], a["bytes"]) == (b["name"], b["bytes"]) for a, b in pairs]
     if not all(same) or len(model["documents"]) != len(other["documents"]):
-        raise DataError(f"--{what} was evaluated on other documents than --memory: evaluate both on the same split")
+        raise DataError(f"--{what} and --memory were evaluated on different documents: evaluate both on the same split")
     fields = ("name", "bits", "tokens", "bytes", "words")
     mine, theirs = (
         [Score(**{key: document[key] for key in fields}) for document in side] for side in zip(*pairs, strict=True)
@@ -159,10 +159,10 @@ def _read_about(path: Path) -> dict[str, Any]:
     for key, value in values.items():
         if key not in ABOUT or not isinstance(value, type(ABOUT[key])):
             raise ConfigError(
-                f"'{path}' has '{key}' {str(value)[:40]!r}: its keys are {', '.join(ABOUT)}, texts or lists"
+                f"'{path}' has '{key}' {str(value)[:40]!r}: its keys are {', '.join(ABOUT)}, with strings or lists"
             )
     if any(set(sample) != {"title", "text"} for sample in values.get("samples", [])):
-        raise ConfigError(f"'{path}': each of its samples has a title and a text")
+        raise ConfigError(f"'{path}': each sample needs a title and a text")
     return values
 
 
@@ -172,5 +172,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"'{path}' can't be read as JSON: {error}") from None
     if not isinstance(values, dict):
-        raise DataError(f"'{path}' holds a {type(values).__name__}: give the JSON that a command of brt wrote")
+        raise DataError(f"'{path}' contains a {type(values).__name__}: give the JSON output of a brt command")
     return values

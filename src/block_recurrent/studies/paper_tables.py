@@ -1,4 +1,4 @@
-"""The paper's tables as data: what is trained for each, and the numbers that the paper has for it. No torch here."""
+"""The paper's tables as data: the models of each, and the paper's results. No torch here."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ TABLES = {
     "table1": "all systems at one size",
     "windows": "shorter windows, with and without recurrence",
     "states": "more and fewer state vectors",
-    "vocabularies": "the same model with several vocabularies: one --data folder for each",
+    "vocabularies": "the same model with several vocabularies: one --data folder each",
     "curve": "bits per token by position, with and without recurrence",
     "scaling": "recurrence at several sizes, up to --size",
 }
 
 
 def rows_of(table: str, size: str, vocabularies: list[int]) -> list[Row]:
-    """The models of a table. `vocabularies`: the sizes of those that the data folders were prepared with."""
+    """The models of a table. `vocabularies`: the vocabulary sizes of the data folders."""
     dims = SIZES[size]
     if table == "table1":
         return [Row(system, system, size, paper=_TABLE1.get(system)) for system in SYSTEMS if system in _TABLE1]

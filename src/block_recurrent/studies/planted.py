@@ -1,10 +1,10 @@
-"""Planted names: documents in which a name is asked for again, near or far from where it was last said.
+"""Planted names: documents in which a name is queried again, near or far from its last mention.
 
     xw tz?K vv uyt ... wt x?K zu ...
 
-A document has one name, a capital letter that always follows a question mark; all else is noise. The first time, nobody
-can know the name: it costs log2(names) bits, chance. Every later time it can be known, if it is remembered. The
-distance of an asked name is counted in tokens from the last time it was said.
+A document has one name, a capital letter that always follows a question mark; all else is noise. The first time, the
+name can't be predicted: it costs log2(names) bits, chance. Every later time it can, if it is remembered. The
+distance of a query is counted in tokens from the last mention.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ NAMES = b"ABCDEFGHIJKLMNOPQRS"
 FILLER = b"tuvwxyz "
 ASK = ord("?")
 SPACE = ord(" ")
-LATE_SHARE = 0.3  # of training documents: the name comes first after up to eight windows, instead of within one
+LATE_SHARE = 0.3  # of training documents: the first mention is within eight windows, instead of one
 
 
 class AskedName(NamedTuple):
-    """A place of a text where a name is asked for that was said before."""
+    """A query for a name that was mentioned before."""
 
     token: int  # the number of the name's token, from 0
     distance: int
@@ -37,8 +37,8 @@ class Lesson(NamedTuple):
 
     tokens: NDArray[np.int64]
     targets: NDArray[np.int64]
-    mask: NDArray[np.bool_]  # what carries loss: the name, where it is the target, and some of the noise
-    distance: NDArray[np.int64]  # of these targets; 0: the name was not said before
+    mask: NDArray[np.bool_]  # contributes to the loss: the name, where it is the target, and some of the noise
+    distance: NDArray[np.int64]  # of these targets; 0: the name was not mentioned before
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class PlantedNames:
 
     @property
     def chance(self) -> float:
-        """Bits of a name that nobody can know."""
+        """Bits of an unpredictable name."""
         return float(np.log2(self.names))
 
     def text(self, rng: np.random.Generator, distances: list[int]) -> tuple[str, list[AskedName]]:
-        """A document to be measured on: the name, and then asked for again at these distances, one after the other."""
+        """A document to measure on: the name, and then queries at these distances, in order."""
         name = NAMES[rng.integers(self.names)]
         last = 1 + int(rng.integers(self.window))
         mentions = [last]
@@ -75,9 +75,9 @@ class PlantedNames:
     ) -> Lesson:
         """A training document of `length` positions, with a question every `gap` tokens on average.
 
-        A question's answer is the target, but with chance 1 - `say_again` it is not said: noise follows instead. So one
-        document asks for its name at dozens of distances, none of which is shortened by the answers before. With every
-        answer said, long distances would be rare, and nothing would be learned of them.
+        The answer of a query is the target, but with probability 1 - `say_again` noise follows in its place. So one
+        document queries its name at dozens of distances, none of which is shortened by earlier answers. If every
+        answer appeared, long distances would be rare, and would not be learned.
         """
         name, mark = NAMES[rng.integers(self.names)], ByteTokenizer().eos_token_id
         tokens = self._noise(rng, length).astype(np.int64)
@@ -85,7 +85,7 @@ class PlantedNames:
         targets = np.append(tokens[1:], mark)
         mask, distance = rng.random(length) < noise_share, np.zeros(length, np.int64)
         last = None
-        # Sometimes the name comes late: a model that was told nothing must learn to say so, and not to guess.
+        # Sometimes the name comes late: the model must learn to be uncertain before it.
         late = rng.random() < LATE_SHARE
         at = 1 + int(rng.integers(min(length // 2, 8 * self.window) if late else self.window))
         while at + 2 < length:
@@ -103,7 +103,7 @@ class PlantedNames:
 
 
 def distance_buckets(window: int, longest: int) -> list[tuple[int, int]]:
-    """Distances from just beyond the window to the longest, each bucket reaching twice as far as the one before."""
+    """Buckets of distances from just beyond the window to the longest, each twice as far as the one before."""
     buckets = []
     low = window + 1
     while low <= longest:

@@ -36,11 +36,11 @@ class RecallSettings:
     """The whole study."""
 
     system: str = "rec-fixed-skip"
-    against: str | None = "slide-plus"  # A system to hold it against, taught exactly the same; None: none
+    against: str | None = "slide-plus"  # a system to compare it with, trained on exactly the same; None: none
     size: str = "micro"
     names: int = 16
     documents: int = 64  # to measure on
-    longest_asked: int = 2048  # the longest distance that is measured
+    longest_asked: int = 2048  # maximum distance to measure
     training: RecallTraining = field(default_factory=RecallTraining)
     model: dict[str, Any] = field(default_factory=dict)  # further fields of the models' configurations
 
@@ -52,7 +52,7 @@ class RecallSettings:
 
 @dataclass(frozen=True)
 class PlantedCorpus:
-    """Documents to be measured on, prepared as every other text, and where they ask."""
+    """Documents to measure on, prepared like any other text, and their queries."""
 
     corpus: Corpus
     asked: dict[str, list[AskedName]]  # by the document's name
@@ -60,7 +60,7 @@ class PlantedCorpus:
 
 @dataclass(frozen=True)
 class SystemRecall:
-    """What one system recalls, in bits per asked name by distance."""
+    """The recall of one system, in bits per queried name by distance."""
 
     system: str
     parameters: int
@@ -69,21 +69,19 @@ class SystemRecall:
     keep: float | None  # mean of the fixed gates after training
     stages: Stages
     normal: list[float]
-    cleared: list[float] | None  # with the recurrent state set back at every segment; None: the system has none
+    cleared: list[float] | None  # with the recurrent state reset at every segment; None: the system has none
 
 
 def make_documents(task: PlantedNames, folder: Path, documents: int, longest: int, seed: int = 1) -> PlantedCorpus:
-    """Write and prepare documents that ask at several distances, together no longer than the longest distance.
+    """Write and prepare documents with queries at several distances, together no longer than the longest distance.
 
-    So they are no longer than those of the last stage of training. Each bucket of distances is asked in at least every
+    So they are no longer than those of the last stage of training. Each bucket of distances is in at least every
     n-th of them, for n buckets.
     """
     rng = np.random.default_rng([seed, 77])
     buckets = distance_buckets(task.window, longest)
     if documents < len(buckets):
-        raise ConfigError(
-            f"--documents is {documents}: it must be at least {len(buckets)}, one for each range of distances"
-        )
+        raise ConfigError(f"--documents is {documents}: it must be at least {len(buckets)}, one per range of distances")
     source = folder.with_name(f".{folder.name}-text")
     asked = {}
     try:
@@ -100,7 +98,7 @@ def make_documents(task: PlantedNames, folder: Path, documents: int, longest: in
 
 
 def _distances(rng: np.random.Generator, buckets: list[tuple[int, int]], first: int, longest: int) -> list[int]:
-    """A distance of the bucket `first`, and of others as long as their sum is no more than `longest`; in any order."""
+    """A distance of the bucket `first`, and of others while their sum is at most `longest`; in random order."""
     chosen: list[int] = []
     for bucket in [first, *rng.permutation(len(buckets)).tolist()]:
         distance = int(rng.integers(buckets[bucket][0], buckets[bucket][1] + 1))
@@ -112,7 +110,7 @@ def _distances(rng: np.random.Generator, buckets: list[tuple[int, int]], first: 
 def measure(
     model: BlockRecurrentLM, planted: PlantedCorpus, buckets: list[tuple[int, int]], edit: StateEdit | None = None
 ) -> list[float]:
-    """Mean bits of an asked name in each bucket of distances."""
+    """Mean bits of a queried name in each bucket of distances."""
     corpus = planted.corpus
     documents = corpus.documents(SPLIT)
     bits = bits_of(model, [corpus.tokens(SPLIT, i) for i in range(len(documents))], lanes=32, edit=edit)
@@ -128,9 +126,9 @@ def measure(
 def train_recall(
     task: PlantedNames, settings: RecallTraining, config: RunConfig, run: Path, stages: Stages | None
 ) -> Stages | None:
-    """Train, or go on training; returns the stages that it went through, None if it was stopped.
+    """Train, or resume training; returns the stages of the curriculum, or None if it was stopped.
 
-    stages: those of another model, to be taught exactly the same; None: by mastery.
+    stages: those of another model, to train on exactly the same; None: by mastery.
     """
     streams: list[PlantedStream] = []
 
@@ -144,7 +142,7 @@ def train_recall(
 def measure_system(
     system: str, run: Path, stages: Stages, planted: PlantedCorpus, buckets: list[tuple[int, int]]
 ) -> SystemRecall:
-    """What a trained run recalls."""
+    """The recall of a trained run."""
     model = load_run(run).model
     lines = read_metrics(run)
     edit = clear_every(model, model.config.segment) if model.config.recurrent_layers else None
@@ -161,7 +159,7 @@ def measure_system(
 
 
 def mean_keep(model: BlockRecurrentLM) -> float | None:
-    """The mean of all fixed gates: the share of the old state that a block leaves; None if there are none."""
+    """The mean of all fixed gates: the share of the old state that a block keeps; None if there are none."""
     gates = [module.bias.sigmoid().mean().item() for module in model.modules() if isinstance(module, FixedGate)]
     return float(np.mean(gates)) if gates else None
 

@@ -15,7 +15,7 @@ def describe_recall(found: dict[str, Any]) -> str:
         [f"{low}-{high}", *(f"{values[number]:.3f}" for _, values in columns)]
         for number, (low, high) in enumerate(found["distances"])
     ]
-    lines = [f"bits of an asked name, {found['names']} names: chance is {found['chance']:.2f}", ""]
+    lines = [f"bits per queried name, {found['names']} names: chance is {found['chance']:.2f}", ""]
     lines.append(format_table(["distance", *(label for label, _ in columns)], rows))
     reach = ", ".join(f"{system} {reach}" for system, reach in found["reach"].items())
     lines += ["", f"window {found['window']}, segment {found['segment']}; layers x window: {reach} tokens"]
@@ -29,7 +29,7 @@ def describe_recall(found: dict[str, Any]) -> str:
 
 
 def recall_chart(found: dict[str, Any]) -> LineChart:
-    """Bits of an asked name by distance, with chance and with each system's reach without a memory."""
+    """Bits per queried name by distance, with chance and with each system's reach without a memory."""
     middles = [(low * high) ** 0.5 for low, high in found["distances"]]
     series = [
         Series(label, middles, values, dashed=label.endswith("cleared"), points=True)
@@ -39,11 +39,11 @@ def recall_chart(found: dict[str, Any]) -> LineChart:
     return LineChart(
         title="Recall by distance",
         note=(
-            f"A name said once among {found['names']} is asked for again: bits it costs, by the distance in tokens. "
+            f"One of {found['names']} names is mentioned and queried later: bits per query, by the distance in tokens. "
             f"The attention window is {found['window']} tokens; through all layers it reaches {reach} at most."
         ),
         x_label="distance in tokens",
-        y_label="bits of the asked name",
+        y_label="bits per queried name",
         series=series,
         x_log=True,
         y_from=0.0,

@@ -1,8 +1,8 @@
-"""`brt reproduce`: a table of the paper at a small size, under equal conditions.
+"""`brt reproduce`: tables of the paper at a small size, under equal conditions.
 
 Every model of a table sees the same documents in the same order and the same number of tokens, with the same recipe.
-How many follows from the budget, by the time of slide-plus's step on this machine; it is decided once and kept in
-`plan.json`, so that a study can be stopped and gone on with, or extended by further seeds.
+The number follows from the budget and the step time of slide-plus on this machine; it is decided once and saved in
+`plan.json`, so that a study can be stopped and resumed, or extended by further seeds.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ REFERENCE = "slide-plus"
 TIMED_STEPS = 3
 PLAN = "plan.json"
 RECIPE: dict[str, Any] = {"schedule": {"kind": "cosine"}, "eval": {"tokens": 65_536}}
-"""What differs from the presets: a learning rate that reaches its end within the budget."""
+"""The differences from the presets: a learning rate that decays within the budget."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """What was asked for."""
+    """The options of a study."""
 
     table: str
     size: str
@@ -48,7 +48,7 @@ class Study:
     budget: float  # minutes of training of slide-plus at this size
     seeds: tuple[int, ...]
     split: str = "test"
-    settings: dict[str, Any] = field(default_factory=dict)  # sections of a configuration, laid over the recipe
+    settings: dict[str, Any] = field(default_factory=dict)  # sections of a configuration that override the recipe
     systems: tuple[str, ...] = ()  # only models of these systems; empty: all of the table
 
     def rows(self) -> list[Row]:
@@ -58,11 +58,13 @@ class Study:
             raise ConfigError(f"{self.table} has no models of system '{unknown[0]}', only of {', '.join(of_table)}")
         rows = [row for row in rows if not self.systems or row.system in self.systems]
         if self.table == "vocabularies" and len(rows) < 2:
-            raise ConfigError("--data has one folder: the vocabulary study compares several, prepared from one source")
+            raise ConfigError(
+                "--data has one folder: the vocabulary study compares several, prepared from the same source"
+            )
         return rows
 
     def config(self, row: Row, seed: int, steps: int) -> RunConfig:
-        """The configuration of one run: the same number of tokens an update for every system."""
+        """The configuration of one run: the same number of tokens per update for every system."""
         given: dict[str, Any] = {
             "system": row.system,
             "size": row.size,
@@ -76,7 +78,7 @@ class Study:
 
 
 def reproduce(study: Study, tell: Callable[[str], None]) -> dict[str, Any] | None:
-    """Train and measure what is not there yet; all results so far. None: stopped."""
+    """Train and measure the missing runs; returns all results, or None if it was stopped."""
     rows = study.rows()
     steps = _plan(study, tell)
     results: list[dict[str, Any]] = []
@@ -94,7 +96,7 @@ def reproduce(study: Study, tell: Callable[[str], None]) -> dict[str, Any] | Non
 
 
 def _plan(study: Study, tell: Callable[[str], None]) -> int:
-    """Steps of every run; decided the first time, kept from then on."""
+    """Number of steps per run; decided the first time and then kept."""
     path = study.out / PLAN
     asked = {"table": study.table, "size": study.size, "budget": study.budget, "settings": study.settings}
     if path.is_file():
@@ -102,7 +104,7 @@ def _plan(study: Study, tell: Callable[[str], None]) -> int:
         for key, value in json.loads(json.dumps(asked)).items():
             if plan[key] != value:
                 raise ConfigError(
-                    f"'{study.out}' holds a study with {key} {plan[key]!r}, now it is {value!r}: give another --out"
+                    f"'{study.out}' has a study with {key} {plan[key]!r}, but now it is {value!r}: choose another --out"
                 )
         return plan["steps"]
     tell(f"timing a step of {REFERENCE} at size {study.size}")
@@ -110,12 +112,12 @@ def _plan(study: Study, tell: Callable[[str], None]) -> int:
     steps = max(10, round(study.budget * 60 / seconds))
     study.out.mkdir(parents=True, exist_ok=True)
     write_json(path, {**asked, "seconds_of_a_step": round(seconds, 4), "steps": steps})
-    tell(f"{seconds:.2f} s a step: {steps} steps for every run")
+    tell(f"{seconds:.2f} s per step: {steps} steps per run")
     return steps
 
 
 def _seconds_of_a_step(study: Study) -> float:
-    """Of the reference, forward, backward and update; the median after one to warm up."""
+    """Step time of the reference: forward, backward and update; the median after a warm-up step."""
     row = Row(REFERENCE, REFERENCE, study.size)
     with rt.start() as runtime:
         trainer = Trainer(study.config(row, 0, 1000), runtime)
@@ -129,7 +131,7 @@ def _seconds_of_a_step(study: Study) -> float:
 
 
 def _measure(run: Path, data: str, split: str, out: Path) -> None:
-    """Score the whole split, and put the numbers where the study looks for them: last, so that they are whole."""
+    """Score the whole split, and write the result."""
     corpus = Corpus(data)
     loaded = load_run(run)
     with shown_progress(f"scoring '{split}'") as progress:
@@ -153,7 +155,7 @@ def _measure(run: Path, data: str, split: str, out: Path) -> None:
 
 
 def summary(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """A table: one line per model, mean and deviation over seeds, the paper's number beside."""
+    """A table with one row per model: mean and deviation over seeds, and the paper's result."""
     head = ["model", "seeds", "bits per token", "deviation", "bits per byte", "word perplexity", "step time"]
     head += ["state gain", "paper"]
     by_label: dict[str, list[dict[str, Any]]] = {}

@@ -1,4 +1,4 @@
-"""Where metrics go beside metrics.jsonl: TensorBoard and Weights & Biases. Both are imported only when asked for."""
+"""Loggers for metrics besides metrics.jsonl: TensorBoard and Weights & Biases, imported only when used."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from block_recurrent.errors import MissingExtraError
 from block_recurrent.run_config import RunConfig
 
 WANDB_ID = "wandb-id.txt"
-"""File of a run with its id at Weights & Biases, so that a resumed run continues the same curves."""
+"""File with the run's id at Weights & Biases, so that a resumed run continues the same curves."""
 
 
 class Board(Protocol):
-    """Shows metrics. A record has `step` and `split`; values that are not numbers are left out."""
+    """Logs metrics. A record has `step` and `split`; values that are not numbers are skipped."""
 
     def log(self, record: Mapping[str, Any]) -> None: ...
     def close(self) -> None: ...
 
 
 def open_boards(run: Path, config: RunConfig, start: int) -> list[Board]:
-    """The boards that the configuration asks for. TensorBoard is used where it is installed."""
+    """The loggers that the configuration enables. TensorBoard is used if it is installed."""
     boards: list[Board] = []
     if config.train.tensorboard and importlib.util.find_spec("tensorboard") is not None:
         boards.append(TensorBoard(run, start))
@@ -62,7 +62,7 @@ class WeightsAndBiases:
             dir=str(run),
             id=_id_of(run),
             resume="allow",
-            mode="offline" if config.train.wandb_offline else None,  # None: as WANDB_MODE says
+            mode="offline" if config.train.wandb_offline else None,  # None: WANDB_MODE decides
             config=config.to_dict(),
         )
 
@@ -74,7 +74,7 @@ class WeightsAndBiases:
 
 
 def named_numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line of metrics, as `train/bits_per_token`."""
+    """The numbers of a record of metrics, named as in `train/bits_per_token`."""
     numbers = {name: value for name, value in record.items() if isinstance(value, (int, float)) and name != "step"}
     return {f"{record['split']}/{name}": value for name, value in numbers.items()}
 

@@ -1,4 +1,4 @@
-"""`--dry-run`: what a run would be and cost, and one step of it, without touching a folder."""
+"""`--dry-run`: print what a run would cost and run one step, without writing any files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOAT32 = 4
 
 
 def dry_run(config: RunConfig) -> None:
-    """Print the resolved configuration, parameters by group and estimated memory; make one update and throw it away."""
+    """Print the resolved configuration, parameters by group and estimated memory; run one update and discard it."""
     with rt.start(*config.train.place) as runtime:
         trainer = Trainer(config, runtime)
         if runtime.is_main:
@@ -34,11 +34,11 @@ def dry_run(config: RunConfig) -> None:
             print(
                 f"one step: {update.bits_per_token:.3f} bits per token, {update.text_tokens} tokens in {seconds:.2f} s"
             )
-            print(f"peak of the whole process: {peak_bytes() / 2**20:,.0f} MiB; nothing was written")
+            print(f"peak memory of the process: {peak_bytes() / 2**20:,.0f} MiB; nothing was written")
 
 
 def parameter_groups(trainer: Trainer) -> dict[str, int]:
-    """Parameters by what they are for."""
+    """Parameters by component."""
     groups: dict[str, int] = {}
     for name, p in trainer.state.model.named_parameters():
         group = _group(name)
@@ -56,7 +56,7 @@ def _group(name: str) -> str:
 
 
 def estimated_memory(trainer: Trainer) -> dict[str, float]:
-    """Bytes on one process: exact but for activations, which are counted on one lane."""
+    """Bytes on one process: exact except for activations, which are extrapolated from one lane."""
     config, world = trainer.config, trainer.runtime.world
     shards = world if config.train.parallel == "fsdp" else 1
     model = trainer.state.model
@@ -73,9 +73,9 @@ def estimated_memory(trainer: Trainer) -> dict[str, float]:
 
 
 def activation_bytes(config: RunConfig, runtime: rt.Runtime, lanes: int) -> int:
-    """What the backward pass of an update of some lanes keeps, counted with the kernels that would run.
+    """Bytes saved for the backward pass of an update, counted with the kernels that would run.
 
-    With `train.checkpoint_activations` that is what goes from layer to layer, and the largest layer once more.
+    With `train.checkpoint_activations` these are the inputs of the layers, plus one recomputed layer.
     """
 
     def kept(lanes: int) -> int:
@@ -84,13 +84,13 @@ def activation_bytes(config: RunConfig, runtime: rt.Runtime, lanes: int) -> int:
         held = inputs + max(layers) if config.train.checkpoint_activations else sum(layers)
         return (held + others) * config.train.bptt
 
-    # Some of it is the same however many lanes there are, such as joined weights.
+    # Some of it, such as concatenated weights, does not depend on the number of lanes.
     one = kept(1)
     return one if lanes == 1 else one + (kept(2) - one) * (lanes - 1)
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held."""
+    """Peak memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -1,4 +1,4 @@
-"""What fine-tuning has brought: bits per byte before and after, with the memory and with its state cleared."""
+"""The gain of fine-tuning: bits per byte before and after, with the memory and with its state cleared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WITH, CLEARED = "with its memory", "state cleared at each segment"
 
 @dataclass(frozen=True)
 class Gain:
-    """Bits per byte of the same held-out texts, by way of reading: before and after."""
+    """Bits per byte of the same held-out texts before and after, with the memory and with the state cleared."""
 
     split: str
     documents: int
@@ -33,7 +33,7 @@ class Gain:
 
 
 def measure_gain(config: RunConfig, run: Path) -> Gain | None:
-    """Score the beginnings of held-out documents with the weights that were taken, and with those of the run."""
+    """Score the beginnings of held-out documents with the initial weights and with the weights of the run."""
     corpus = Corpus(config.data.path)
     split = next((split for split in HELD_OUT if corpus.documents(split)), None)
     if split is None:
@@ -55,16 +55,18 @@ def measure_gain(config: RunConfig, run: Path) -> Gain | None:
 
 
 def describe_gain(gain: Gain | None) -> str:
-    """As a table, for people."""
+    """The gain as a table."""
     if gain is None:
-        return "the data has no test and no validation documents, so the gain can't be told: prepare it with --test 0.1"
+        return (
+            "the gain was not measured, since the data has no test or validation documents: prepare it with --test 0.1"
+        )
     rows = [[way, f"{a:.4f}", f"{b:.4f}", f"{b - a:+.4f}"] for way, (a, b) in gain.bits_per_byte.items()]
     table = format_table([f"bits per byte, split '{gain.split}'", "before", "after", "difference"], rows)
     return f"{table}\n({gain.tokens:,} tokens of {gain.documents} documents that were not trained on)"
 
 
 def write_tuned_state(run: Path) -> Path:
-    """The initial states that a run has learned, as a file beside its checkpoints."""
+    """Write the initial states that a run has learned to a file in its folder."""
     path = run / TUNED_STATE
     save_state(load_run(run).model, path)
     return path

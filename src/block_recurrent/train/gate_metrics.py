@@ -1,4 +1,4 @@
-"""What the recurrent layers do while they train: the activations of their gates, and how large their states are."""
+"""Metrics of the recurrent layers during training: mean gate activations, and norms of the states."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from block_recurrent.nn.gates import Gate
 class GateActivations:
     """Mean activations of every gate over the blocks of a step, by hooks on the gates.
 
-    An LSTM gate depends on what it reads, so its gates are worked out again for the first lane alone: a share of 1/B of
-    the gate's own cost. Names are `layer3/attention_gate/keep`: the share of the old state that stays (fixed), or
-    `.../forget` and `.../input` (lstm). Compiled layers are not looked into: a hook would cut them into pieces.
+    An LSTM gate depends on its input, so its gates are recomputed for the first lane only: a share of 1/B of
+    the gate's own cost. Names are `layer3/attention_gate/keep`: the share of the old state that is kept (fixed), or
+    `.../forget` and `.../input` (lstm). Compiled layers are skipped: a hook would break their graph.
     """
 
     def __init__(self, model: BlockRecurrentLM) -> None:
@@ -33,7 +33,7 @@ class GateActivations:
         def hook(gate: Gate, args: tuple[Tensor, ...], _: Tensor) -> None:
             if torch.compiler.is_compiling() or not gate.training:
                 return
-            if torch._C._current_graph_task_id() == -1:  # else a backward pass is under way, which computes it again
+            if torch._C._current_graph_task_id() == -1:  # otherwise this is a recomputation in the backward pass
                 self._add(name, gate, args[0])
 
         return hook
@@ -46,14 +46,14 @@ class GateActivations:
             self._calls[key] = self._calls.get(key, 0) + 1
 
     def take(self) -> dict[str, Tensor]:
-        """The means since the last time."""
+        """The means since the last call."""
         means = {key: total.float() / self._calls[key] for key, total in self._sums.items()}
         self._sums, self._calls = {}, {}
         return means
 
 
 def state_norms(memories: list[DocumentMemory]) -> dict[str, Tensor]:
-    """Per recurrent layer, the mean length of a state vector over lanes and states."""
+    """Per recurrent layer, the mean norm of a state vector over lanes and states."""
     norms: dict[str, Tensor] = {}
     for index in range(len(memories[0].layers)):
         states = [state for memory in memories if (state := memory.layers[index].state) is not None]

@@ -1,4 +1,4 @@
-"""The training loop: `train(config, run)` from a configuration to a trained model in a folder."""
+"""The training loop: `train(config, run)` trains the model of a configuration in a run folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from block_recurrent.train.validation import SPLIT, Validator
 
 REPEAT_WINDOWS = 8  # how far back planted repeats reach
 Evaluate = Callable[[SegmentsLoss], dict[str, float]]
-"""Scores the model in training; `bits_per_token` of what it gives says which checkpoint is the best."""
+"""Scores the model in training; `bits_per_token` of its result decides which checkpoint is the best."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Task:
 
     stream: SegmentStream
     tokenizer: Tokenizer
-    fingerprint: str  # of all that decides which documents come: a run goes on with the same only
+    fingerprint: str  # hash of everything that determines the data; it must match when a run is resumed
     evaluate: Evaluate | None = None
 
 
@@ -75,7 +75,7 @@ def _repeats(config: RunConfig) -> Repeats | None:
 
 
 def train(config: RunConfig, run: Path, resume: str = "auto", open_task: OpenTask = corpus_task) -> bool:
-    """Train, or go on training, in the folder `run`. Returns whether the last step was reached."""
+    """Train, or resume training, in the folder `run`. Returns whether the last step was reached."""
     with rt.start(*config.train.place) as runtime, ExitStack() as stack:
         runtime.on_main(lambda: stack.enter_context(locked(run)) if runtime.is_main else None)
         trainer = Trainer(config, runtime, open_task)
@@ -96,7 +96,7 @@ def train(config: RunConfig, run: Path, resume: str = "auto", open_task: OpenTas
 
 
 def complete(config: RunConfig, task: Task, runtime: Runtime) -> RunConfig:
-    """The configuration with everything filled in that depends on the data and on where it runs."""
+    """The configuration, completed with the values that depend on the data and the hardware."""
     if config.model.vocab_size != task.tokenizer.vocab_size:
         raise ConfigError(
             f"model.vocab_size is {config.model.vocab_size}, but the data has {task.tokenizer.vocab_size} pieces"
@@ -104,7 +104,7 @@ def complete(config: RunConfig, task: Task, runtime: Runtime) -> RunConfig:
     needed, there = 4 * cost_of(config.model).parameters, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > there:
         raise ConfigError(
-            f"the weights alone need {needed / 2**30:,.0f} GiB, this machine has {there / 2**30:,.0f}: "
+            f"the weights alone need {needed / 2**30:,.0f} GiB, but this machine has {there / 2**30:,.0f} GiB: "
             "choose a smaller --size, or lower model.d_model or model.vocab_size"
         )
     path = str(Path(config.data.path).resolve()) if config.data.path else ""
@@ -122,10 +122,10 @@ def check_lanes(config: RunConfig, runtime: Runtime) -> None:
 
 
 def freeze_all_but_initial_states(model: BlockRecurrentLM) -> None:
-    """State tuning: what a document begins with is all that learns."""
+    """State tuning: train only the initial state of documents."""
     if not model.config.recurrent_layers:
         raise ConfigError(
-            "train.tune is 'state', but this model has no recurrent state: take a rec- or feedback- system"
+            "train.tune is 'state', but this model has no recurrent state: choose a rec- or feedback- system"
         )
     for name, p in model.named_parameters():
         p.requires_grad_(name.endswith(INITIAL_STATE))
@@ -154,7 +154,7 @@ class Trainer:
         self.state = TrainingState(runtime, model, optimizer, memories)
         self.updater = Updater(config, runtime, model, distributed, optimizer)
         self._evaluated = False
-        rt.seed(config.train.seed, runtime.rank + 1)  # dropout: other numbers on every process
+        rt.seed(config.train.seed, runtime.rank + 1)  # dropout: different random numbers on every process
 
     @property
     def counters(self) -> Counters:
@@ -165,7 +165,7 @@ class Trainer:
         return self.stream.last_step or self.config.train.steps
 
     def start_from(self, checkpoint: Checkpoint | None) -> list[str]:
-        """Go on from a checkpoint, or take the weights that the configuration names. Returns what to tell the user."""
+        """Resume from a checkpoint, or load the weights that the configuration names. Returns notes for the user."""
         if checkpoint is not None:
             notes = self.state.load(checkpoint.path, self.config.train.seed)
             self.stream.load_state_dict(self.counters.cursor)
@@ -174,19 +174,19 @@ class Trainer:
             source, which, told = models.locate(self.config.train.init_from)
             found, notes = find_checkpoint(source, which)
             if found is None:
-                raise CheckpointError(f"--init-from {source}: there is no checkpoint in it")
+                raise CheckpointError(f"--init-from {source}: it has no checkpoint")
             check_same_tokenizer(self.config.train.init_from, self.task.tokenizer.sha256, self.config.data.path)
             self.state.load_weights(found.path)
             return told + notes
         return []
 
     def headline(self) -> str:
-        """What the run is, in a line."""
+        """A one-line description of the run."""
         config, train = self.config, self.config.train
         params = sum(p.numel() for p in self.state.model.parameters())
         step, steps = self.counters.step, f"{train.steps:,} steps"
         begin = f"resuming after step {step} of {steps}" if step else f"starting: {steps}"
-        missing = "" if self.task.evaluate else "; the data has no validation split, so there is no validation"
+        missing = "" if self.task.evaluate else "; no validation, since the data has no validation split"
         return (
             f"{config.system} {config.size}, {begin}, {params:,} parameters, {train.lanes} lanes of "
             f"{config.model.segment} tokens, {self.runtime.device.type} {train.dtype}{missing}"
@@ -195,21 +195,21 @@ class Trainer:
     def run(self, run: Path, reporter: Reporter) -> bool:
         """Train to the last step, or until asked to stop. Returns whether the last step was reached."""
         if self.counters.step >= self.last_step:
-            reporter.say(f"nothing to do: step {self.counters.step} is done, and --steps is {self.last_step}")
+            reporter.say(f"nothing to do: the run is at step {self.counters.step}, and --steps is {self.last_step}")
             return True
         with self.stream, stop_on_signal() as asked:
             while self.counters.step < self.last_step:
                 stop = self.one_step(reporter, asked.is_set()) or (self.runtime.world == 1 and asked.is_set())
                 is_last = self.counters.step >= self.last_step
                 if self._evaluates(is_last) and not self._evaluated:
-                    self.state.save(run, None)  # what was learned is safe, should the first validation fail
+                    self.state.save(run, None)  # in case the first validation fails
                 bits, is_best = self.evaluate(reporter, is_last)
                 if stop or is_last or is_best or _due(self.counters.step, self.config.train.save_every):
                     path = self.state.save(run, bits)
                     if self.runtime.is_main:
                         prune(run, self.config.train.keep)
                 if stop and not is_last:
-                    reporter.say(f"stopped after step {self.counters.step}; everything is saved in '{path}'")
+                    reporter.say(f"stopped after step {self.counters.step}; saved to '{path}'")
                     return False
         reporter.say(f"done: {self.counters.step} steps; the run is in '{run}'")
         return True
@@ -218,13 +218,13 @@ class Trainer:
         return [next(self.stream) for _ in range(self.config.train.bptt)]
 
     def update(self, step: int, segments: list[Segment], stop: bool = False) -> Update:
-        """Update number `step`. The memories of the lanes move on with it."""
+        """Run update number `step`, and advance the memories of the lanes."""
         memories = self.state.memories
         update, self.state.memories = self.updater.update(step, self.last_step, segments, memories, stop)
         return update
 
     def one_step(self, reporter: Reporter, stop: bool) -> bool:
-        """One update and its line of metrics; returns whether any process was asked to stop."""
+        """Run one update and log its metrics; returns whether any process was asked to stop."""
         began = time.perf_counter()
         step, segments = self.counters.step + 1, self.next_segments()
         waited = time.perf_counter() - began
@@ -259,7 +259,7 @@ class Trainer:
         return self.task.evaluate is not None and (is_last or _due(self.counters.step, self.config.eval.every))
 
     def evaluate(self, reporter: Reporter, is_last: bool) -> tuple[float | None, bool]:
-        """Validation where it is due: bits per token, and whether they are the best so far."""
+        """Validate if it is due: bits per token, and whether they are the best so far."""
         step, evaluate = self.counters.step, self.task.evaluate
         if evaluate is None or not self._evaluates(is_last):
             return None, False
@@ -270,7 +270,7 @@ class Trainer:
         gain, limit = result.get("state_gain"), self.config.eval.state_warning
         if gain is not None and gain < limit and step >= self.config.schedule.warmup:
             reporter.warn(
-                f"step {step}: the recurrent state is being ignored: carrying it saves {gain:.5f} bits per token, less "
+                f"step {step}: the model makes no use of the recurrent state: it saves {gain:.5f} bits per token, less "
                 f"than eval.state_warning {limit}"
             )
         bits = result["bits_per_token"]
@@ -286,9 +286,9 @@ def _due(step: int, every: int) -> bool:
 
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set, so that the step under way can be finished and saved.
+    """An event that Ctrl-C and SIGTERM set, so that the current step can be finished and saved.
 
-    A second Ctrl-C stops at once.
+    A second Ctrl-C stops immediately.
     """
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -30,15 +30,15 @@ class SegmentsLoss(nn.Module):
         self.model, self.config = model, model.config
 
     def forward(self, segments: Sequence[Segment], memory: DocumentMemory, lanes: slice = ALL) -> Loss:
-        """Of the lanes named: nats where the masks say so, the memory after the last segment, detached."""
+        """For the given lanes: nats of the unmasked targets, and the memory after the last segment, detached."""
         device = self.model.embedding.weight.device
         losses = []
         for segment in segments:
             tokens, targets, mask, starts = (torch.from_numpy(x[lanes]) for x in segment[:4])
-            if device.type != "cpu":  # there, the model can't look at numbers without waiting
+            if device.type != "cpu":  # the model can't read values there without a synchronization
                 check_range(tokens, self.config.vocab_size, "tokens")
                 check_range(targets, self.config.vocab_size, "targets")
-            # `starts` stays on the CPU: the model wants it as plain booleans.
+            # `starts` stays on the CPU: the model uses it as plain booleans.
             tokens, targets, mask = (on_device(x, device) for x in (tokens, targets, mask))
             losses.append(self.loss(tokens, targets, memory, starts, mask))
             memory = losses[-1].memory
@@ -46,9 +46,9 @@ class SegmentsLoss(nn.Module):
         return Loss(sum(sums[1:], sums[0]), sum(counts[1:], counts[0]), memory.detach(), torch.cat(per_token, 1))
 
     def loss(self, *arguments: Any, **keywords: Any) -> Loss:
-        """That of the model, also where its weights are sharded."""
+        """The call of the model, also if its weights are sharded."""
         for layer in self.model.layers:
-            # Whether a cell's initial state is read first hangs on the lanes: all processes must gather in one order.
+            # Whether a cell's initial state is read first depends on the lanes; all processes must gather in one order.
             if isinstance(layer.cell, FSDPModule):
                 layer.cell.unshard()
         return self.model.loss(*arguments, **keywords)

@@ -1,7 +1,7 @@
-"""A training step on tensors without data: what a GPU would be asked to do, seen on any machine.
+"""A training step on meta tensors: counts the work of a GPU, on any machine.
 
-Tensors on the device `meta` have shapes and dtypes alone, take the kernels of a GPU (`ops/registry.py`), and refuse
-whatever a GPU would have to be waited for.
+Tensors on the device `meta` have only shapes and dtypes, use the kernels of a GPU (`ops/registry.py`), and reject
+every operation that would synchronize with a GPU.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _FREE = {
     *("unsqueeze", "squeeze", "alias", "detach", "as_strided", "unbind", "unfold", "empty", "empty_like", "new_empty"),
     *("empty_strided", "new_empty_strided", "lift_fresh", "_reshape_alias", "chunk", "narrow", "set_", "resize_"),
 }
-"""Ops that launch nothing."""
+"""Operators that launch no kernel."""
 _LAUNCHES = {"triton_attention_backward": 3, "triton_rms_backward": 2, "triton_unit_heads_backward": 2}
-"""Operators of ours with several kernels: a sum over programs is one of its own. Any other counts as one."""
+"""Operators of this package that launch several kernels: a sum over programs is a separate one."""
 
 
 class Trace(TorchDispatchMode):
-    """What was asked of the device: how many kernels, which products, and copies that Python waits for."""
+    """The work of the device: the number of kernels, the matrix products, and copies that synchronize."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kernels: Counter[str] = Counter()
         self.products: list[tuple[torch.dtype, int]] = []
-        """Dtype and FLOPs of each."""
+        """Dtype and FLOPs of each product."""
         self.work: list[tuple[torch.dtype, int, int]] = []
-        """Of every kernel: dtype and FLOPs of its products, and bytes that it reads and writes."""
+        """For every kernel: dtype and FLOPs of its products, and the bytes that it reads and writes."""
         self.waits: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -67,7 +67,7 @@ class Trace(TorchDispatchMode):
 
 
 def _attention_flops(name: str, tensors: list[Tensor]) -> int:
-    """Of the fused operators: two products forward, five backward."""
+    """FLOPs of the fused operators: two products forward, five backward."""
     if name.startswith("triton_attention"):
         q, keys = tensors[0], tensors[3].shape[1]
     elif name.startswith("_scaled_dot_product_flash"):
@@ -79,7 +79,7 @@ def _attention_flops(name: str, tensors: list[Tensor]) -> int:
 
 
 class SavedBytes:
-    """Bytes that the backward pass keeps, each storage once; parameters are not counted."""
+    """Bytes saved for the backward pass, counting each storage once; parameters are not counted."""
 
     def __init__(self, model: BlockRecurrentLM) -> None:
         self._storages = {p.untyped_storage()._cdata: 0 for p in model.parameters()}
@@ -97,7 +97,7 @@ class SavedBytes:
         storage = x.untyped_storage()
         if storage._cdata not in self._storages:
             self._storages[storage._cdata] = storage.nbytes()
-            self._held.append(x)  # or another storage could take its place and its number
+            self._held.append(x)  # otherwise its address could be reused
         return x
 
     @property
@@ -106,7 +106,7 @@ class SavedBytes:
 
 
 class StepTrace(NamedTuple):
-    """Of a training step without its update."""
+    """The cost of a training step without the update."""
 
     forward: Trace
     backward: Trace
@@ -114,15 +114,15 @@ class StepTrace(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Bytes that the backward pass of a segment keeps."""
+    """Bytes saved for the backward pass of a segment."""
 
     layers: list[int]
     others: int
-    """The loss, and what is beside the layers."""
+    """The loss, and everything outside the layers."""
 
 
 def saved_bytes(config: ModelConfig, runtime: Runtime, lanes: int = 1) -> Kept:
-    """With the kernels that would run: counted without data for a GPU, and with data on a CPU."""
+    """Counted with the kernels that would run: on meta tensors for a GPU, and with data on a CPU."""
     device = runtime.device if runtime.device.type == "cpu" else torch.device("meta")
     with torch.random.fork_rng(devices=[]):
         with torch.device(device):

@@ -1,8 +1,8 @@
-"""Adafactor as optax builds it (SPEC section 8), also on parameters that FSDP2 has sharded; AdamW as the other choice.
+"""Adafactor as in optax (SPEC section 8), also for parameters sharded by FSDP2; AdamW and Muon as alternatives.
 
-Every number of the recipe is per parameter tensor and global: a sharded parameter gets the update that it would get
-whole. Sharded parameters are worked on by their local pieces; what must be summed over processes goes through two
-small all-reduces per step, whatever the number of parameters.
+Every statistic is per parameter tensor and global: a sharded parameter gets the same update as an unsharded
+one. Each process works on its local shards; sums over processes take two
+small all-reduces per step, regardless of the number of parameters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SMALLEST_SCALE = 1e-3  # A parameter of size zero still moves: updates are scale
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimizer of a configuration. `set_rate` comes before every step."""
+    """The optimizer of a configuration. Call `set_rate` before every step."""
     params = [p for p in model.parameters() if p.requires_grad]
     if config.name == "adafactor":
         return Adafactor(params, lr=0.0, momentum=config.momentum)
@@ -36,7 +36,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     maps = {id(p) for p in linear_maps(model)} if config.name == "muon" else set()
     groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for p in params:
-        # Gate biases, scales and norms are not shrunk: pulling a gate's bias to zero would set how long it remembers.
+        # No weight decay for gate biases, scales and norms: decaying a gate's bias would change how long it remembers.
         decay = config.weight_decay if p.ndim >= 2 else 0.0
         groups.setdefault((speeds.get(id(p), 1.0), decay, id(p) in maps), []).append(p)
     described = [
@@ -47,7 +47,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
 
 
 def _speeds(model: nn.Module, config: OptimizerConfig) -> dict[int, float]:
-    """What a parameter's learning rate is multiplied by, where that is not 1, by the parameter's id."""
+    """Factors on the learning rate other than 1, by the id of the parameter."""
     speeds = {id(p): config.gate_rate for p in gate_biases(model)}
     for name, p in model.named_parameters():
         if name.endswith("scale"):
@@ -58,7 +58,7 @@ def _speeds(model: nn.Module, config: OptimizerConfig) -> dict[int, float]:
 
 
 def linear_maps(model: nn.Module) -> list[Tensor]:
-    """The weights of the linear maps inside the layers: what Muon updates. Tables of vectors are not maps."""
+    """The weights of the linear maps inside the layers, which Muon updates. Embedding tables are not linear maps."""
     return [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
 
 
@@ -78,7 +78,7 @@ class Adafactor(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update. A parameter without a gradient is taken to have a gradient of zero, as in optax."""
+        """One update. A parameter without a gradient is treated as having a zero gradient, as in optax."""
         assert closure is None
         for group in self.param_groups:
             group["step"] += 1
@@ -158,7 +158,7 @@ def _by_factored_rms(
     for m, size, row_sum, col_sum in zip(matrices, sizes, row_sums, col_sums, strict=True):
         m.v_row.lerp_(row_sum / size[m.d_row] + EPSILON, new)
         m.v_col.lerp_(col_sum / size[m.d_col] + EPSILON, new)
-        # The mean of all entries is the mean of either factor: take the one of which this process has everything.
+        # The mean of all entries is the mean of either factor: use the one that is not sharded.
         mean = m.v_col.mean(m.d_row, keepdim=True) if m.d_col == sharding.dim else m.v_row.mean(m.d_col, keepdim=True)
         updates.append(m.grad * (m.v_row / mean).rsqrt_() * m.v_col.rsqrt())
     return updates
@@ -192,13 +192,13 @@ def _zeros_without(p: Tensor, dim: int) -> Tensor:
 
 
 class _Sharding(NamedTuple):
-    """Along which dimension parameters are cut, and between whom; `group` is None where they are whole."""
+    """Along which dimension and over which process group parameters are sharded; `group` is None if they are not."""
 
     dim: int | None
     group: dist.ProcessGroup | None
 
     def sum_over_processes(self, tensors: list[Tensor]) -> None:
-        """All-reduce in place, as one message."""
+        """All-reduce in place, in one message."""
         if self.group is None or not tensors:
             return
         flat = torch.cat([x.flatten() for x in tensors])

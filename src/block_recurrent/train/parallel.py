@@ -1,4 +1,4 @@
-"""One process or many: what DDP and FSDP2 wrap, and how layers are compiled or computed again."""
+"""Parallel training with DDP and FSDP2, compilation of layers, and activation checkpointing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from block_recurrent.train.loss import SegmentsLoss
 
 
 def prepare_layers(model: BlockRecurrentLM, config: TrainConfig) -> None:
-    """Compile layers, and compute them again in the backward pass, as the configuration asks. Names stay the same."""
+    """Compile layers, and recompute them in the backward pass, as configured. Parameter names don't change."""
     for layer in model.layers:
         forward: Callable[..., Any] = layer.forward
         if config.compile:
@@ -32,7 +32,7 @@ def prepare_layers(model: BlockRecurrentLM, config: TrainConfig) -> None:
 
 
 def distribute(module: SegmentsLoss, config: TrainConfig, world: int) -> nn.Module:
-    """The module to call in training: as it is, under DDP, or with the model's weights sharded in place."""
+    """The module to call in training: unchanged, wrapped in DDP, or with the model's weights sharded in place."""
     model = module.model
     if not torch.distributed.is_initialized():
         return module
@@ -43,22 +43,22 @@ def distribute(module: SegmentsLoss, config: TrainConfig, world: int) -> nn.Modu
         return module
     if world == 1:
         return module
-    # With a single block in an update, the next state feeds nothing but the memory: its weights get no gradient.
+    # With a single block per update, the next state is only used by the memory: its weights get no gradient.
     single_block = model.config.segment * config.bptt == model.config.window
     unused = single_block and bool(model.config.recurrent_layers)
-    # Gradients are views of the buckets that are sent: no copy, and no second place in memory.
+    # Gradients are views of the communication buckets: no copy, and no extra memory.
     return DistributedDataParallel(module, find_unused_parameters=unused, gradient_as_bucket_view=True)
 
 
 def _shard(model: BlockRecurrentLM) -> None:
-    """Each layer a unit, gathered while it is used, and sharded again at once.
+    """Each layer is a unit: gathered for its computation, and resharded immediately afterwards.
 
-    A recurrent cell is a unit of its own: its initial state is read outside of its layer's forward, and in block
+    A recurrent cell is a separate unit: its initial state is read outside of its layer's forward, and in block
     feedback other layers read its keys and values. It stays gathered from its first use to the end of the backward
-    pass, since a view of a weight would otherwise lose what it views. With block feedback that goes for every layer,
-    each being used once a block.
+    pass, since views of its weights would otherwise become invalid. With block feedback that holds for every layer,
+    since each is used once per block.
     """
-    # Layers return views of what they compute; FSDP warns of changing these in place, which nobody does.
+    # Layers return views; FSDP warns about changing these in place, which never happens here.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for layer in model.layers:
         if isinstance(layer.cell, nn.Module):
@@ -70,7 +70,7 @@ def _shard(model: BlockRecurrentLM) -> None:
 
 
 def _gather_for(cell: nn.Module, *methods: str) -> None:
-    """Let FSDP treat calls of these methods as it treats `forward`; a call inside of another is part of that one."""
+    """Make FSDP treat calls of these methods like `forward`; nested calls are part of the outer one."""
     under_way: list[str] = []
 
     def entry(name: str, plain: Callable[..., Any], gathered: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,7 +94,7 @@ def _gather_for(cell: nn.Module, *methods: str) -> None:
 
 @contextmanager
 def gradients_kept_local(module: nn.Module) -> Iterator[None]:
-    """Backward passes inside add to the gradients, without talking to other processes."""
+    """Backward passes in this context accumulate gradients without synchronizing processes."""
     if isinstance(module, DistributedDataParallel):
         with module.no_sync():
             yield
@@ -110,7 +110,7 @@ def gradients_kept_local(module: nn.Module) -> Iterator[None]:
 
 
 def reshard(module: nn.Module) -> None:
-    """After forward passes without a backward pass: let go of gathered weights."""
+    """Free gathered weights after forward passes without a backward pass."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()

@@ -1,4 +1,4 @@
-"""What a run says: metrics.jsonl, log.txt, boards (TensorBoard, wandb), and a line of progress on the terminal."""
+"""The output of a run: metrics.jsonl, log.txt, TensorBoard and wandb, and a progress line on the terminal."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LOG = "log.txt"
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """All lines of a run's metrics."""
+    """All records of a run's metrics."""
     return [json.loads(line) for line in (run / METRICS).read_text(encoding="utf-8").splitlines()]
 
 
 def cut_back(metrics: Path, step: int) -> None:
-    """Drop the lines of later steps, and a last line that was not finished, so that the run can write them anew."""
+    """Drop the records of later steps and an incomplete last line, so that the resumed run can write them again."""
     if not metrics.exists():
         return
     end = 0
@@ -34,14 +34,14 @@ def cut_back(metrics: Path, step: int) -> None:
                 if not line.endswith(b"\n") or json.loads(line)["step"] > step:
                     break
             except (ValueError, KeyError, TypeError):
-                continue  # a damaged line: what follows it is not lost with it
+                continue  # a damaged line: keep the lines after it
             end += len(line)
     with open(metrics, "rb+") as file:
         file.truncate(end)
 
 
 class Reporter:
-    """Writes what happens. On processes other than the main one (`run` is None) it does nothing."""
+    """Writes logs and metrics. On processes other than the main one (`run` is None) it does nothing."""
 
     def __init__(self, run: Path | None, steps: int, start: int, log_every: int, boards: Sequence[Board] = ()) -> None:
         self.is_silent = run is None
@@ -73,22 +73,22 @@ class Reporter:
         self._log.close()
 
     def say(self, text: str) -> None:
-        """For the log and for the user."""
+        """Write to the log and to the terminal."""
         if not self.is_silent:
             self._write(self._log, f"{_now()} {text}")
             self._console.print(text, markup=False)
 
     def warn(self, text: str) -> None:
-        """As `say`, marked."""
+        """`say` with the prefix "warning:"."""
         self.say(f"warning: {text}")
 
     def status(self, text: str) -> None:
-        """What the line of progress says until the next step."""
+        """Set the text of the progress line until the next step."""
         if not self.is_silent:
             self._progress.update(self._task, description=text)
 
     def metrics(self, record: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl, flushed; and what is due on the log, the terminal and the boards."""
+        """Write one record to metrics.jsonl, and update the log, the terminal, TensorBoard and wandb as due."""
         if self.is_silent:
             return
         self._write(self._metrics, json.dumps(record))
@@ -102,11 +102,11 @@ class Reporter:
                 self._plain(f"step {step}/{self._steps} {speed}, rate {record['learning_rate']:.3g}")
         else:
             gain = record.get("state_gain")
-            state = "" if gain is None else f", {gain:.4f} of them saved by the state"
+            state = "" if gain is None else f", the state saves {gain:.4f}"
             self.say(f"step {step}/{self._steps} {split} {record['bits_per_token']:.4f} bits per token{state}")
 
     def _plain(self, text: str) -> None:
-        """A line that a terminal does not need, since it has the line of progress."""
+        """Write a line that a terminal does not need, since it shows the progress line."""
         self._write(self._log, f"{_now()} {text}")
         if not self._console.is_terminal:
             self._console.print(text, markup=False)
@@ -118,8 +118,8 @@ class Reporter:
             file.flush()
         except OSError as error:
             raise TrainingError(
-                f"'{file.name}' can't be written: {error.strerror or error}; make room, and start "
-                "the same command again"
+                f"'{file.name}' can't be written: {error.strerror or error}; free some space, and rerun "
+                "the same command to resume"
             ) from None
 
 

@@ -1,4 +1,4 @@
-"""A run's folder: one process at a time, its configuration, its tokenizer, and where it goes on from."""
+"""The run folder: its lock, configuration and tokenizer, and the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Hold the run's folder. The kernel lets go of the lock when the process ends, however it ends."""
+    """Lock the run folder. The kernel releases the lock when the process ends, for whatever reason."""
     _refuse_other_folders(run)
     try:
         run.mkdir(parents=True, exist_ok=True)
         handle = os.open(run / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise TrainingError(f"'{run}' can't be used as a run's folder: {error.strerror or error}") from None
+        raise TrainingError(f"'{run}' can't be used as a run folder: {error.strerror or error}") from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -56,19 +56,19 @@ def locked(run: Path) -> Iterator[None]:
 
 
 def _refuse_other_folders(run: Path) -> None:
-    """A folder is a run's if it is empty, or has what a run begins with."""
+    """Accept a folder that is empty or contains a run."""
     names = {path.name for path in run.iterdir()} if run.is_dir() else set()
     if names - {LOCK, "checkpoints", "tensorboard", METRICS, LOG} and CONFIG not in names:
-        raise TrainingError(f"--out '{run}' holds '{min(names)}' and is not a run's folder: choose another --out")
+        raise TrainingError(f"--out '{run}' contains '{min(names)}' and is not a run folder: choose another --out")
 
 
 def open_run(run: Path, config: RunConfig, tokenizer: Tokenizer, resume: str) -> tuple[Checkpoint | None, list[str]]:
-    """Decide where a run starts, and make its folder say so. Returns the checkpoint to go on from, and what to tell."""
+    """Decide where a run starts, and prepare its folder. Returns the checkpoint to resume from, and notes."""
     sweep(run)
     start, notes = _starting_point(run, config, resume)
     for path in list_checkpoints(run):
         if start is None or step_of(path) > start.step:
-            notes.append(f"'{path}' is not resumed from; it is kept as '{set_aside(path, 'unused').name}'")
+            notes.append(f"not resuming from '{path}'; it was renamed to '{set_aside(path, 'unused').name}'")
     write_file(run / CONFIG, config.to_toml(), TrainingError)
     if tokenizer.model is None:
         (run / TOKENIZER).unlink(missing_ok=True)
@@ -83,20 +83,20 @@ def _starting_point(run: Path, config: RunConfig, resume: str) -> tuple[Checkpoi
         if steps:
             raise TrainingError(
                 f"'{run}' has checkpoints up to step {steps[-1]}, and --resume never was given: choose another --out, "
-                "or leave --resume out to go on"
+                "or omit --resume to continue the run"
             )
         return None, []
     if resume not in ("auto", "must"):
         path = Path(resume)
         if not (path / MANIFEST).is_file():
-            raise CheckpointError(f"--resume {resume}: it must be auto, never, must, or the folder of a checkpoint")
+            raise CheckpointError(f"--resume {resume}: it must be auto, never, must, or a checkpoint folder")
         _refuse_differences(path.parent.parent, config)
         return check_resumable(path), []
     if steps:
         _refuse_differences(run, config)
         return find_checkpoint(run, check=check_resumable)
     if resume == "must":
-        raise CheckpointError(f"'{run}' has no checkpoint to go on from, and --resume must was given")
+        raise CheckpointError(f"'{run}' has no checkpoint to resume from, and --resume must was given")
     return None, []
 
 
@@ -105,5 +105,5 @@ def _refuse_differences(run: Path, config: RunConfig) -> None:
     if different:
         raise ConfigError(
             f"'{run}' was trained with another configuration: {'; '.join(different)}; choose another --out, or "
-            "take its weights only, with --init-from"
+            "load only its weights, with --init-from"
         )

@@ -8,7 +8,7 @@ from block_recurrent.run_config import ScheduleConfig
 
 
 def learning_rate(config: ScheduleConfig, step: int, last_step: int) -> float:
-    """The learning rate of update number `step` of `last_step`: the schedule's own curve times a linear warm-up."""
+    """The learning rate of update number `step` of `last_step`: the curve of the schedule times a linear warm-up."""
     assert step >= 1, "updates are counted from 1"
     return _curve(config, step, last_step) * min(step / max(config.warmup, 1), 1.0)
 

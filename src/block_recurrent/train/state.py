@@ -1,10 +1,10 @@
-"""What a checkpoint holds, and how training goes on from it exactly.
+"""The contents of a checkpoint, and how training resumes from it exactly.
 
 model.safetensors, optimizer.safetensors    one process, or DDP
 sharded/                                    FSDP: both, by torch.distributed.checkpoint
-memory-00000-of-00002.safetensors           the lanes of rank 0: each lane's memory
-random-00000-of-00002.safetensors           torch's random numbers on rank 0
-state.json                                  step, tokens seen, best validation, the data cursor, where it ran
+memory-00000-of-00002.safetensors           the memories of the lanes of rank 0
+random-00000-of-00002.safetensors           torch's random number generators on rank 0
+state.json                                  step, tokens seen, best validation, the data cursor, versions
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ STATE = "state.json"
 
 @dataclass
 class Counters:
-    """How far a run has come; plain values, kept in state.json."""
+    """Progress of a run, as plain values for state.json."""
 
     step: int = 0
     tokens_seen: int = 0
     best_bits: float | None = None  # lowest bits per token on validation so far
-    cursor: dict[str, Any] = field(default_factory=dict)  # where the data stream stands; empty at the beginning
+    cursor: dict[str, Any] = field(default_factory=dict)  # position of the data stream; empty at the beginning
 
 
 @dataclass
@@ -66,11 +66,11 @@ class TrainingState:
     runtime: Runtime
     model: BlockRecurrentLM
     optimizer: torch.optim.Optimizer
-    memories: list[DocumentMemory]  # one for each group of lanes (gradient accumulation), in the order of lanes
+    memories: list[DocumentMemory]  # one per group of lanes (gradient accumulation), in the order of lanes
     counters: Counters = field(default_factory=Counters)
 
     def save(self, run: Path, validation_bits: float | None) -> Path:
-        """Write a checkpoint; it is whole or not there. An error on one process is an error on all."""
+        """Write a checkpoint atomically. An error on one process is raised on all."""
         path = step_folder(run, self.counters.step)
         aside = aside_of(path)
         self._together(path, lambda: _fresh_folder(aside) if self.runtime.is_main else None)
@@ -81,15 +81,15 @@ class TrainingState:
         return path
 
     def _together(self, path: Path, work: Any) -> None:
-        """Do a part of saving on every process; if it fails anywhere, clean up and say so everywhere."""
+        """Run a part of saving on every process; if it fails on any, clean up and raise the error on all."""
         problem = None
         try:
             work()
-        except FileFormatError as error:  # a number that is not finite
+        except FileFormatError as error:  # a value that is not finite
             problem = f"{error}; lower schedule.learning_rate or set train.clip, and resume"
         except (OSError, CheckpointException) as error:
             reason = f"{getattr(error, 'strerror', None) or error}".replace("\n", " ")
-            problem = f"{reason}; make room, and run the same command again to resume"
+            problem = f"{reason}; free some space, and rerun the same command to resume"
         problems = [found for found in self.runtime.gather(problem) if found]
         if problems:
             if self.runtime.is_main:
@@ -109,7 +109,7 @@ class TrainingState:
             write_tensors(aside / OPTIMIZER, self._optimizer_tensors())
         suffix = _suffix(self.runtime.rank, self.runtime.world)
         memory = self.memories[0] if len(self.memories) == 1 else DocumentMemory.cat(self.memories)
-        # Whose memory it is, the checkpoint says: hashing all weights for it would be slow, and sharded ones can't be.
+        # The checkpoint identifies the model: hashing all weights would be slow, and is impossible for sharded ones.
         replace(memory, maker=None, fingerprint=f"checkpoint of step {self.counters.step}").save(
             aside / f"memory-{suffix}"
         )
@@ -119,7 +119,7 @@ class TrainingState:
             (aside / STATE).write_text(json.dumps(state) + "\n")
 
     def load(self, path: Path, seed: int) -> list[str]:
-        """Go on from a checkpoint; returns what is not as it was, for the user to know."""
+        """Resume from a checkpoint; returns notes about what has changed."""
         state = read_state(path)
         facts = state.pop("facts")
         self.counters = Counters(**state)
@@ -129,7 +129,7 @@ class TrainingState:
                 group["step"] = self.counters.step
         self._read_memory(path, facts["world"])
         notes = [
-            f"{name} was {there}, is {here}"
+            f"{name} was {there}, now it is {here}"
             for name, here in self.runtime.facts().items()
             if (there := facts.get(name)) != here
         ]
@@ -139,13 +139,13 @@ class TrainingState:
         else:
             rt.seed(seed + self.counters.step, self.runtime.rank)
             notes.append(
-                f"lanes are dealt anew to {self.runtime.world} processes: each keeps its document, place and memory, "
-                "but dropout draws other numbers, and sums are rounded in another order"
+                f"lanes are redistributed to {self.runtime.world} processes: each keeps its document and memory, "
+                "but dropout uses different random numbers, and sums are rounded in a different order"
             )
         return notes
 
     def load_weights(self, path: Path) -> None:
-        """Take only the weights of a checkpoint."""
+        """Load only the weights of a checkpoint."""
         weights, own = read_weights(path), dict(self.model.named_parameters())
         check_fits(weights, own, path)
         for name, p in own.items():
@@ -193,7 +193,7 @@ class TrainingState:
 
 
 def check_resumable(path: Path) -> Checkpoint:
-    """The checkpoint, if training can resume from it: whole, nothing missing, everything finite."""
+    """The checkpoint, if training can resume from it: complete, intact and finite."""
     found = verify(path)
     try:
         read_state(path)
@@ -205,7 +205,7 @@ def check_resumable(path: Path) -> Checkpoint:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What state.json of a checkpoint says."""
+    """The contents of a checkpoint's state.json."""
     try:
         state = json.loads((path / STATE).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -236,7 +236,7 @@ def _fresh_folder(folder: Path) -> None:
 
 @torch.no_grad()
 def _assign(target: Tensor, value: Tensor) -> None:
-    """Copy a whole tensor into a tensor of ours, which may be sharded."""
+    """Copy a full tensor into one that may be sharded."""
     if isinstance(target, DTensor):
         value = distribute_tensor(value.to(target.device), target.device_mesh, target.placements)
     target.copy_(value)

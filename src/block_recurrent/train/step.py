@@ -25,14 +25,14 @@ from block_recurrent.train.schedule import learning_rate
 
 
 class Update(NamedTuple):
-    """What one update tells, the same on every process."""
+    """Results of an update, the same on every process."""
 
-    text_nats: float  # over the tokens that measures count; the document mark is not one
+    text_nats: float  # over the tokens that are measured, which excludes the document mark
     text_tokens: int
     learning_rate: float
     gradient_norm: float
     stop: bool  # whether any process was asked to stop
-    nats: NDArray[np.float32]  # (lanes, bptt * segment) the loss of each target of this process, whatever the mask
+    nats: NDArray[np.float32]  # (lanes, bptt * segment) the loss of each target of this process, masked or not
 
     @property
     def bits_per_token(self) -> float:
@@ -40,7 +40,7 @@ class Update(NamedTuple):
 
 
 class Updater:
-    """Makes updates of a model. Memories go in and come out: one for each group of lanes."""
+    """Runs updates of a model. Takes and returns one memory per group of lanes."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class Updater:
         memories: list[DocumentMemory],
         stop: bool = False,
     ) -> tuple[Update, list[DocumentMemory]]:
-        """Update number `step` on consecutive segments. Anything that is not finite stops it before weights change."""
+        """Run update number `step` on consecutive segments. Stops before weights change if anything is not finite."""
         mask, targets = (np.concatenate([s[index] for s in segments], 1) for index in (2, 1))
         text = mask & (targets != self.model.config.eos_token_id)
-        # The mean is over the tokens of all lanes of all processes, however they are split.
+        # The mean is over the tokens of all lanes of all processes.
         trained, text_tokens, stops = self.runtime.sums(mask.sum(), text.sum(), stop)
         losses = self._backward(segments, memories, trained)
-        # Everything that Python wants to know in one copy: it waits for the device once.
+        # Everything that Python needs, in one copy: a single synchronization with the device.
         total = torch.stack([loss.sum.detach() for loss in losses]).sum()
         told = [torch.stack([total, gradient_norm(self.params)]), *(loss.per_token.flatten() for loss in losses)]
         numbers = torch.cat(told).cpu().numpy()
@@ -84,7 +84,7 @@ class Updater:
         return done, [loss.memory for loss in losses]
 
     def _backward(self, segments: Sequence[Segment], memories: list[DocumentMemory], count: float) -> list[Loss]:
-        """Gradients of the mean loss, group of lanes by group of lanes."""
+        """Gradients of the mean loss, accumulated over groups of lanes."""
         losses: list[Loss] = []
         lanes_of_group = len(segments[0].starts) // len(memories)
         for group, memory in enumerate(memories):
@@ -93,7 +93,7 @@ class Updater:
             with nullcontext() if is_last else gradients_kept_local(self.module):
                 with self.runtime.autocast():
                     loss: Loss = self.module(segments, memory, lanes)
-                # DDP and FSDP average gradients over processes; a sum is wanted.
+                # DDP and FSDP average gradients over processes; this needs the sum.
                 (loss.sum * (self.runtime.world / max(count, 1))).backward()
             losses.append(loss)
         return losses
@@ -103,7 +103,7 @@ class Updater:
             torch._foreach_mul_([p.grad for p in self.params if p.grad is not None], self.config.train.clip / norm)
         set_rate(self.optimizer, rate)
         for p in self.params:
-            if p.grad is None:  # with a single block, the next state feeds nothing but the memory
+            if p.grad is None:  # with a single block, the next state is only used by the memory
                 p.grad = torch.zeros_like(p)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -125,8 +125,8 @@ class Updater:
 
 
 _NOTHING_CHANGED = (
-    "weights were not updated, and checkpoints are as they were; "
-    "go on from the last one with a lower schedule.learning_rate, or with train.clip"
+    "weights were not updated, and checkpoints are unchanged; "
+    "resume from the last one with a lower schedule.learning_rate, or with train.clip"
 )
 
 

@@ -1,6 +1,6 @@
-"""Validation during training: always the same tokens, by the scorer that evaluation uses, with the weights in training.
+"""Validation during training: always on the same tokens, with the scorer of evaluation and the current weights.
 
-These may be sharded over processes, which then have to make the same number of calls.
+The weights may be sharded over processes, which then have to make the same number of calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SPLIT = "validation"
 
 
 class Validator:
-    """Scores the beginnings of the validation split's documents: `validator(module)` is a line of metrics."""
+    """Scores the beginnings of the validation documents: `validator(module)` returns a record of metrics."""
 
     def __init__(self, corpus: Corpus, config: RunConfig, runtime: Runtime) -> None:
         self.config, self.runtime = config, runtime
@@ -39,7 +39,7 @@ class Validator:
         self.texts = first_tokens(corpus, config.eval.tokens, lanes)[runtime.rank :: runtime.world]
 
     def __call__(self, module: SegmentsLoss) -> dict[str, float]:
-        """Score. Leaves weights, random numbers and the training's memory as they are."""
+        """Score. Does not change weights, random number generators or the memories of training."""
         with _evaluating(module), torch.no_grad():
             scorer = TrainingScorer(module, self.runtime)
             pieces = list(score(scorer, self.texts, self.lanes, self.config.model.segment))
@@ -53,7 +53,7 @@ class Validator:
 
 
 def first_tokens(corpus: Corpus, count: int, lanes: int, split: str = SPLIT) -> list[NDArray[Any]]:
-    """So many tokens in all (0: the whole split), from the beginnings of documents, the longest first."""
+    """This many tokens in total (0: the whole split), from the beginnings of documents, the longest first."""
     texts = [corpus.tokens(split, index) for index in np.argsort(-corpus.lengths(split), kind="stable")]
     if not count:
         return texts
@@ -66,7 +66,7 @@ def first_tokens(corpus: Corpus, count: int, lanes: int, split: str = SPLIT) -> 
 
 
 class TrainingScorer:
-    """What `score` needs, by a module in training. Remembers the call with most lanes in the middle of a document."""
+    """The interface of `score` for a module in training. Keeps the call with most lanes in the middle of a document."""
 
     def __init__(self, module: SegmentsLoss, runtime: Runtime) -> None:
         self.module, self.runtime, self.config = module, runtime, module.config
@@ -75,7 +75,7 @@ class TrainingScorer:
     def score(
         self, rows: Sequence[NDArray[np.int64]], targets: Sequence[NDArray[np.int64]], memory: DocumentMemory | None
     ) -> Scored:
-        self.runtime.sums(1)  # one more call, for those who wait
+        self.runtime.sums(1)  # one more call, for waiting processes
         memory = memory or DocumentMemory.empty(self.config, len(rows), self.runtime.device)
         lengths = torch.tensor(list(map(len, rows)))
         call = [pad_sequence([torch.from_numpy(row) for row in x], batch_first=True) for x in (rows, targets)]
@@ -88,22 +88,22 @@ class TrainingScorer:
         return Scored([part[: len(row)] for part, row in parts], after)
 
     def wait_for_others(self) -> None:
-        """With sharded weights, a call takes all processes: make empty ones until all have done their own."""
+        """With sharded weights, a call involves all processes: make empty calls until all have finished."""
         while self.runtime.sums(0)[0]:
             self._idle()
 
     def state_gain(self) -> float | None:
-        """Bits per token that the carried state saves against the initial one; None where nothing was carried.
+        """Bits per token that the carried state saves compared with the initial one; None if nothing was carried.
 
-        The same call again, with the state forgotten and the window cache kept: a lane that has read nothing gets the
-        learned initial state from the model, and keeps what its cache holds.
+        Repeats the call with the state reset and the window cache kept: a lane that has read nothing gets the
+        learned initial state from the model, and keeps its cache.
         """
         saved, tokens = 0.0, 0
         if self._most is None:
             self._idle()
         else:
             _, call, memory, nats = self._most
-            assert not (memory.tokens_read % self.config.window).any(), "lanes stand at a block border"
+            assert not (memory.tokens_read % self.config.window).any(), "lanes are at a block boundary"
             without, _ = self._loss(call, replace(memory, tokens_read=torch.zeros_like(memory.tokens_read)))
             real = torch.arange(nats.shape[1]) < call[2][:, None]
             counted = (real & (memory.tokens_read > 0)[:, None]).to(nats.device)
@@ -124,7 +124,7 @@ class TrainingScorer:
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Without dropout inside; afterwards every part is in the mode that it was in."""
+    """Disable dropout in this context, and restore the mode of every module afterwards."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

@@ -148,7 +148,7 @@ def test_what_a_task_can_be_set_to() -> None:
     assert (spec.problem.symbols, spec.training.steps, spec.levels, spec.window) == (64, 7, (1, 2), 4)
     for settings, message in (
         ({"vocabular": 64}, "did you mean 'vocabulary'"),
-        ({"steps": "many"}, "must be of the kind of"),
+        ({"steps": "many"}, "must have the type of"),
     ):
         with pytest.raises(ConfigError, match=message):
             spec.changed(settings)

@@ -99,8 +99,8 @@ class Report {
         ...row(data.a.label, `${a.toFixed(3)} bits`),
         ...row(data.b.label, `${b.toFixed(3)} bits`),
         ...row("difference", `${b - a >= 0 ? "+" : "−"}${Math.abs(b - a).toFixed(3)} bits`),
-        ...row("last mention", distance < 0 ? "none before" : `${distance.toLocaleString("en")} tokens back`),
-        ...row("it lies", element("span", { className: `badge ${where}`, textContent: WHERE_WORDS[where] })),
+        ...row("last mention", distance < 0 ? "none" : `${distance.toLocaleString("en")} tokens back`),
+        ...row("location", element("span", { className: `badge ${where}`, textContent: WHERE_WORDS[where] })),
       ),
     );
   }
@@ -132,7 +132,7 @@ class Report {
   }
 }
 
-const WHERE_WORDS = { window: "within the window", segment: "within the segment", beyond: "beyond the segment", never: "nowhere before" };
+const WHERE_WORDS = { window: "within the window", segment: "within the segment", beyond: "beyond the segment", never: "no earlier mention" };
 
 function whereOf(index, distance, window, segment) {
   if (distance < 0) return "never";

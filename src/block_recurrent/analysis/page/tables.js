@@ -60,7 +60,7 @@ function showHeadroom(data) {
       const bands = data.headroom[side].by_distance;
       return { label, color, x: bands.map((band) => band.high), y: bands.map((band) => band[kind]), points: true, dashed: kind === "unigram" };
     }),
-    xLabel: "tokens back, at most (and more than half as many)", yLabel: "bits saved per token", xLog: true,
+    xLabel: "distance in tokens (each point: up to this, and more than half of it)", yLabel: "bits saved per token", xLog: true,
   });
   legend($("headroom-legend"), columns.map((column) => column.label));
   const [near, far] = [data.headroom.a.window, data.headroom.a.reach].map((size) => size.toLocaleString("en"));
@@ -144,11 +144,11 @@ async function showLayer(inspection, layer) {
     const canvas = element("canvas", { className: height, role: "img", ariaLabel: title });
     return [element("figure", {}, element("figcaption", {}, element("strong", { textContent: title }), ` ${note}`), canvas), canvas];
   };
-  const [gates, gatesCanvas] = figure("Gates", "how far open, by block");
-  const [change, changeCanvas] = figure("Change", "share of the state that a block replaced");
-  const [length, lengthCanvas] = figure("Length", "of a state vector, on average");
-  const [read, readCanvas] = figure("Read", "the tokens' attention on each state vector");
-  const [written, writtenCanvas] = figure("Written", "how far each state vector moved");
+  const [gates, gatesCanvas] = figure("Gates", "mean activation by block");
+  const [change, changeCanvas] = figure("Change", "share of the state replaced by each block");
+  const [length, lengthCanvas] = figure("Norm", "mean norm of a state vector");
+  const [read, readCanvas] = figure("Read", "attention of the tokens on each state vector");
+  const [written, writtenCanvas] = figure("Written", "change of each state vector");
   const blocks = layer.change.map((_, i) => i * layer.blocks_per_point);
   $("inspections").append(
     element("h3", { textContent: `${inspection.name}, layer ${layer.layer}` }),
@@ -179,7 +179,7 @@ async function showLayer(inspection, layer) {
 
 function ablationTable(layer) {
   if (!layer.ablation.length) return "";
-  const head = ["state vectors taken away", "most read: bits per token", "change", "least read: bits per token", "change"];
+  const head = ["ablated state vectors", "most read: bits per token", "change", "least read: bits per token", "change"];
   const signed = (x) => (x >= 0 ? "+" : "−") + Math.abs(x).toFixed(4);
   const rows = layer.ablation.map((r) => element("tr", {}, ...[r.count, r.most_read.toFixed(4), signed(r.most_read - r.normal), r.least_read.toFixed(4), signed(r.least_read - r.normal)]
     .map((text) => element("td", { className: "num", textContent: String(text) }))));

@@ -1,1 +1,1 @@
-"""Prepared folders: making them from documents, reading them, and checking them."""
+"""Prepared folders: preparing documents, reading them, and verifying them."""

@@ -1,6 +1,6 @@
 """A prepared folder: memory-mapped tokens of whole documents, their index, and the tokenizer that made them.
 
-manifest.json       format, tokenizer, totals per split, every document, what was left out
+manifest.json       format, tokenizer, totals per split, every document, what was skipped
 train.bin ...       tokens of a split, document after document, no marks, little-endian uint16 or uint32
 tokenizer.model     copy of the SentencePiece file (none for bytes)
 """
@@ -58,7 +58,7 @@ _RULES: dict[str, door.Rule] = {
 
 @dataclass(frozen=True)
 class DocumentInfo:
-    """What the manifest says about one document."""
+    """The entry of a document in the manifest."""
 
     name: str
     split: str
@@ -69,16 +69,16 @@ class DocumentInfo:
     characters: int
     sha256: str  # of the text as UTF-8
     tokens_sha256: str | None  # of the stored tokens; None for bytes, whose tokens are the text
-    exact: bool  # decoding the tokens gives the text back, byte for byte
+    exact: bool  # decoding the tokens restores the text, byte for byte
     replaced: int  # places that were not UTF-8 and became U+FFFD
-    nul: int  # NUL characters, kept as they are
-    lost: int  # characters that decoding does not give back
+    nul: int  # NUL characters, which are kept
+    lost: int  # characters that decoding does not restore
     unknown: int  # tokens that are the unknown piece
 
 
 class Corpus:
-    """A folder made by `brt data prepare`, opened for reading. The manifest and the sizes of files are checked at once,
-    the tokens of a document against their hash when they are first asked for.
+    """A folder made by `brt data prepare`, opened for reading. Opening it checks the manifest and the sizes of files;
+    the tokens of a document are checked against their hash when they are first read.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -104,7 +104,9 @@ class Corpus:
             of_split = self._documents[document.split]
             expected = of_split[-1].offset + of_split[-1].tokens if of_split else 0
             if document.offset != expected:
-                raise FileFormatError(f"'{document.name}' should begin at token {expected}, not at {document.offset}")
+                raise FileFormatError(
+                    f"'{document.name}' should begin at token {expected}, but begins at {document.offset}"
+                )
             if document.name in self._place:
                 raise FileFormatError(f"its manifest lists '{document.name}' twice")
             self._place[document.name] = (document.split, len(of_split))
@@ -141,7 +143,7 @@ class Corpus:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes when any document, its place, or the tokenizer changes."""
+        """A hash that changes with any document, its position, or the tokenizer."""
         digest = hashlib.sha256(self.manifest["tokenizer"]["sha256"].encode())
         for split in SPLITS:
             for document in self._documents[split]:
@@ -151,11 +153,11 @@ class Corpus:
     def documents(self, split: str) -> list[DocumentInfo]:
         """The documents of a split, in the order of their tokens."""
         if split not in self._documents:
-            raise DataError(f"there is no split '{split}'{did_you_mean(split, SPLITS)}; splits are {', '.join(SPLITS)}")
+            raise DataError(f"unknown split '{split}'{did_you_mean(split, SPLITS)}; the splits are {', '.join(SPLITS)}")
         return self._documents[split]
 
     def lengths(self, split: str) -> NDArray[np.int64]:
-        """Tokens of each document of a split, marks not counted."""
+        """Number of tokens of each document of a split, without document marks."""
         return np.array([document.tokens for document in self.documents(split)], dtype=np.int64)
 
     def tokens(self, split: str, index: int) -> NDArray[np.unsignedinteger]:
@@ -165,8 +167,8 @@ class Corpus:
         if (split, index) not in self._whole:
             if not _is_whole(document, tokens):
                 raise FileFormatError(
-                    f"'{self.folder / token_file(split)}' is damaged: the tokens of '{document.name}' are not those "
-                    "that were written (SHA-256 differs); prepare the folder again"
+                    f"'{self.folder / token_file(split)}' is damaged: the tokens of '{document.name}' have changed "
+                    "(SHA-256 differs); prepare the folder again"
                 )
             self._whole.add((split, index))
         return tokens
@@ -190,7 +192,7 @@ class Corpus:
 
 
 def _is_whole(document: DocumentInfo, tokens: NDArray[np.unsignedinteger]) -> bool:
-    """Whether tokens have the hash of those that were written. Tokens of bytes have that of the text itself."""
+    """Whether tokens match the hash in the manifest. For bytes, that is the hash of the text."""
     digest = hashlib.sha256()
     for start in range(0, len(tokens), DECODE_TOKENS):
         piece = tokens[start : start + DECODE_TOKENS]
@@ -203,7 +205,7 @@ def _is_whole(document: DocumentInfo, tokens: NDArray[np.unsignedinteger]) -> bo
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """Writes a manifest with its seal; one line per document, so that it can be read and compared by eye."""
+    """Writes a manifest with its hash; one line per document, for easy reading and diffing."""
     manifest = dict(manifest)
     rows = ",\n".join(json.dumps(document, ensure_ascii=False) for document in manifest.pop("documents"))
     head = json.dumps(manifest, ensure_ascii=False, indent=1)
@@ -211,7 +213,7 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
 
 
 def manifest_digest(manifest: dict[str, Any]) -> str:
-    """SHA-256 of all that a manifest of version 1 says, its digest left out; later ones are sealed."""
+    """SHA-256 of a manifest of version 1 without its digest; later versions are sealed."""
     content = {key: value for key, value in manifest.items() if key != "digest"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -221,7 +223,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         return door.read_manifest(folder / MANIFEST, FORMAT, {1: _RULES | {"digest": door.is_hash}, VERSION: _RULES})
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
-            f"'{folder}' is not prepared data: it has no {MANIFEST}; make it with 'brt data prepare'"
+            f"'{folder}' is not prepared data: it has no {MANIFEST}; create it with 'brt data prepare'"
         ) from None
     except OSError as error:
         raise DataError(f"can't read '{folder / MANIFEST}': {error.strerror}") from None

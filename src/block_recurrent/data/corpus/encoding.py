@@ -1,7 +1,7 @@
-"""Encoding documents in threads: documents go in, tokens and counts of their pieces come out in the same order.
+"""Multithreaded encoding: turns documents into tokens and counts, in the same order.
 
 The pool works on pieces, of one huge document as well as of many small ones; the tokenizers, the hash and the counts
-run outside Python's lock. Only the pieces on their way are in memory.
+release the GIL. Only the pieces being processed are in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PIECE_OVERHEAD_BYTES = 1 << 10
 
 @dataclass
 class OpenDocument:
-    """A document on its way: what its pieces have added up to so far."""
+    """A document being encoded: the totals of its pieces so far."""
 
     name: str
     split: str
@@ -40,7 +40,7 @@ class OpenDocument:
     token_digest: Any = field(default_factory=hashlib.sha256)
 
     def add(self, encoded: Encoded, counts: Counts) -> None:
-        """Adds what one piece gave."""
+        """Adds the results of one piece."""
         self.tokens += len(encoded.tokens)
         self.exact &= encoded.exact
         self.lost += encoded.lost
@@ -48,7 +48,7 @@ class OpenDocument:
         self.counts = self.counts.then(counts)
 
     def info(self, tokens_are_text: bool) -> DocumentInfo:
-        """The document as the manifest has it."""
+        """The document's entry in the manifest."""
         return DocumentInfo(
             name=self.name,
             split=self.split,
@@ -75,7 +75,7 @@ class Piece(NamedTuple):
     is_first: bool = False
 
 
-# What came of a piece; None for the document's end.
+# The result of a piece; None for the document's end.
 Outcome = tuple[OpenDocument, tuple[Encoded, Counts] | None]
 
 
@@ -84,7 +84,7 @@ def encode_documents(
 ) -> Generator[Outcome]:
     """Reads documents, which know their split, and encodes, counts and hashes them in threads, piece by piece.
 
-    The outcomes come in the order of the text, and after those of a document one that says that it has ended.
+    The outcomes are in the order of the text; a final one marks the end of each document.
     """
     pool = ThreadPoolExecutor(threads)
     jobs: deque[Future[list[Outcome]]] = deque()
@@ -112,7 +112,7 @@ def _pieces(documents: Iterable[Document], tokenizer: Tokenizer, strict: bool) -
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Pieces in groups that are worth a thread's while: documents can be tiny."""
+    """Groups of pieces that are large enough for a thread: documents can be tiny."""
     batch: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -130,7 +130,7 @@ def _work(tokenizer: Tokenizer, pieces: list[Piece], before: Future[list[Outcome
         (document, None if raw is None else (tokenizer.encode_piece(raw, is_first), count(raw)))
         for document, raw, is_first in pieces
     ]
-    # Pieces of one document are hashed in order. The pool starts jobs in order too, so the one before is under way.
+    # Pieces of one document are hashed in order. The pool starts jobs in order too, so the previous one is running.
     if before is not None and not pieces[0].is_first:
         wait([before])
     for document, raw, _ in pieces:

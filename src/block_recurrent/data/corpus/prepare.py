@@ -1,6 +1,6 @@
-"""From documents to a prepared folder: `brt data prepare`.
+"""Preparing documents: `brt data prepare`.
 
-Documents are found and read in order, encoded piece by piece in threads, and written in order. So the folder does not
+Documents are read in order, encoded piece by piece in threads, and written in order, so the result does not
 depend on the number of threads.
 """
 
@@ -47,20 +47,20 @@ class PrepareSettings:
     unit: Unit = "file"
     validation: float = 0.05  # shares of documents, for sources that have no folders train, validation, test
     test: float = 0.05
-    strict: bool = False  # refuse text that is not UTF-8 instead of replacing what can't be decoded
-    overwrite: bool = False  # replace a folder prepared before
+    strict: bool = False  # reject text that is not UTF-8, instead of replacing invalid bytes
+    overwrite: bool = False  # replace an existing prepared folder
     threads: int | None = None  # None: one per processor
 
     def __post_init__(self) -> None:
         if not self.sources:
-            raise DataError(f"there is no source; give {KINDS}")
+            raise DataError(f"no source given; give {KINDS}")
         check_shares(self.validation, self.test)
         if self.threads is not None and self.threads < 1:
             raise DataError(f"--threads must be at least 1, not {self.threads}")
 
 
 def prepare(settings: PrepareSettings, tokenizer: Tokenizer, out: Path, progress: Progress | None = None) -> Corpus:
-    """Prepares documents into the folder `out`, whole or not at all."""
+    """Prepares documents into the folder `out`, atomically."""
     _check_outside_sources(out, settings.sources)
     try:
         with atomic_folder(out, lambda target: _check_target(target, settings.overwrite)) as folder:
@@ -71,7 +71,7 @@ def prepare(settings: PrepareSettings, tokenizer: Tokenizer, out: Path, progress
                 (folder / TOKENIZER_FILE).write_bytes(tokenizer.model)
             write_manifest(folder / MANIFEST, work.manifest())
     except OSError as error:
-        full = "; the disk is full: make room and run again" if error.errno == errno.ENOSPC else ""
+        full = "; the disk is full: free some space and run again" if error.errno == errno.ENOSPC else ""
         raise DataError(f"can't write to '{out}': {error.strerror or error}{full}") from None
     return Corpus(out)
 
@@ -95,7 +95,7 @@ class _Preparation:
         settings = self._settings
         threads = settings.threads or os.cpu_count() or 1
         outcomes = encode_documents(self._found(), self._tokenizer, strict=settings.strict, threads=threads)
-        with closing(outcomes):  # at once when something goes wrong: no thread works on
+        with closing(outcomes):  # stops the threads immediately on an error
             for document, result in outcomes:
                 if result is None:
                     self._close(document)
@@ -104,18 +104,18 @@ class _Preparation:
                 self._progress(len(self._documents), self._bytes)
         if not self._documents:
             reasons = "; ".join(map(str, self._left_out[:3])) or "the source is empty"
-            raise DataError(f"there is no document to prepare in {', '.join(settings.sources)} ({reasons})")
+            raise DataError(f"no documents found in {', '.join(settings.sources)} ({reasons})")
 
     def _found(self) -> Iterator[Document]:
         """The documents of all sources, each with its split."""
         settings, names = self._settings, set[str]()
         every = itertools.chain.from_iterable(find_documents(each, settings.unit) for each in settings.sources)
         for found in deal(every, settings.validation, settings.test):
-            found = replace(found, name=to_utf8(found.name).decode())  # a name may hold half a character
+            found = replace(found, name=to_utf8(found.name).decode())  # a name may contain an incomplete character
             if isinstance(found, LeftOut):
                 self._not_read.append(found)
             elif found.name in names:
-                self._not_read.append(LeftOut(found.name, "has the name of an earlier document"))
+                self._not_read.append(LeftOut(found.name, "has the same name as an earlier document"))
             else:
                 names.add(found.name)
                 if found.package is not None:
@@ -139,7 +139,7 @@ class _Preparation:
         self._not_kept += document.remarks.left_out
         failure = document.failure
         if failure is None and document.tokens == 0:
-            failure = LeftOut(document.name, "gives no tokens" if document.counts.bytes else "is empty")
+            failure = LeftOut(document.name, "has no tokens" if document.counts.bytes else "is empty")
         if failure is None:
             self._documents.append(document.info(self._tokens_are_text))
             return
@@ -148,7 +148,7 @@ class _Preparation:
             self._writer.take_back(document.split, document.offset)
 
     def manifest(self) -> dict[str, Any]:
-        """All that manifest.json says."""
+        """The contents of manifest.json."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -182,7 +182,7 @@ def _check_outside_sources(out: Path, sources: tuple[str, ...]) -> None:
     for source in sources:
         folder = Path(os.path.abspath(source))
         if folder.is_dir() and (folder == target or folder in target.parents):
-            raise DataError(f"--out '{out}' lies inside the source '{source}', which would read it; give another --out")
+            raise DataError(f"--out '{out}' is inside the source '{source}'; choose another --out")
 
 
 def _check_target(out: Path, overwrite: bool) -> None:
@@ -195,6 +195,8 @@ def _check_target(out: Path, overwrite: bool) -> None:
         return
     if MANIFEST not in entries or entries - OUR_FILES:
         strange = min(entries - OUR_FILES or entries)
-        raise DataError(f"--out '{out}' holds '{strange}', which is not prepared data; give another --out")
+        raise DataError(f"--out '{out}' contains '{strange}', which is not prepared data; choose another --out")
     if not overwrite:
-        raise DataError(f"--out '{out}' already holds prepared data; give --overwrite to replace it, or another --out")
+        raise DataError(
+            f"--out '{out}' already contains prepared data; give --overwrite to replace it, or another --out"
+        )

@@ -1,4 +1,4 @@
-"""What a corpus holds (`brt data info`), and whether it still is what was written (`brt data verify`)."""
+"""A summary of a corpus (`brt data info`), and its verification (`brt data verify`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from block_recurrent.io.door import MANIFEST
 
 
 def summarize(corpus: Corpus, segment: int) -> dict[str, Any]:
-    """The numbers of each split: `{"splits": {"train": {...}, ...}}`. Ratios of an empty split are None."""
+    """The statistics of each split: `{"splits": {"train": {...}, ...}}`. Ratios of an empty split are None."""
     if segment < 1:
         raise DataError(f"--segment must be at least 1, not {segment}")
     return {
@@ -28,17 +28,17 @@ def summarize(corpus: Corpus, segment: int) -> dict[str, Any]:
 
 
 def problems(corpus: Corpus) -> Iterator[str]:
-    """What is wrong with a corpus, one line each. (Manifest and sizes were checked when it was opened.)"""
+    """The problems of a corpus, one line each. (Opening it has checked manifest and sizes.)"""
     if corpus.manifest["version"] == 1 and manifest_digest(corpus.manifest) != corpus.manifest["digest"]:
         yield f"{MANIFEST} was changed after it was written"
-    _ = corpus.tokenizer  # opening it checks its file, which the documents alone may never ask for
+    _ = corpus.tokenizer  # loading it checks its file, which may not be needed otherwise
     for name in sorted({path.name for path in corpus.folder.iterdir()} - OUR_FILES):
         yield f"'{name}' is not a file of prepared data"
     for split in SPLITS:
         for index, document in enumerate(corpus.documents(split)):
             try:
                 if document.exact and not _gives_text_back(corpus, index, document):
-                    yield f"{document.name}: its text is not the one that was read (SHA-256 differs)"
+                    yield f"{document.name}: its text has changed (SHA-256 differs)"
                 corpus.tokens(split, index)
             except (DataError, FileFormatError) as error:
                 yield f"{document.name}: {error}"
@@ -61,7 +61,7 @@ def _of_split(corpus: Corpus, split: str, segment: int) -> dict[str, Any]:
         "bytes_per_token": _ratio(totals["bytes"], tokens),
         "longest": int(lengths.max(initial=0)),
         "median": float(np.median(lengths)) if documents else None,
-        # A document of n tokens has n + 1 positions: its end is one, and is no padding.
+        # A document of n tokens has n + 1 positions: its end is one, and is not padding.
         "padding": _ratio(padded - positions, padded),
         "lost_share": _ratio(totals["lost"], totals["characters"]),
         "unknown_share": _ratio(totals["unknown"], tokens),

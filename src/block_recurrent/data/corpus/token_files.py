@@ -1,4 +1,4 @@
-"""Token files of a corpus being made: one per split, appended to document by document."""
+"""Token files of a corpus being prepared: one per split, appended to document by document."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from block_recurrent.data.corpus.corpus import token_file
 from block_recurrent.data.sources.document import SPLITS
 
 Tokens = NDArray[np.unsignedinteger]
-WRITE_TOKENS = 1 << 18  # handed to the writing thread at once: documents can be tiny
+WRITE_TOKENS = 1 << 18  # per job of the writing thread: documents can be tiny
 WAITING_WRITES = 4
 SYNC_BYTES = 1 << 25
 
 
 class TokenWriter:
-    """Appends tokens to the files of the splits in a thread of its own, and takes an unfinished document back out."""
+    """Appends tokens to the files of the splits in a background thread, and removes unfinished documents."""
 
     def __init__(self, folder: Path, dtype: np.dtype) -> None:
         self._files = {split: (folder / token_file(split)).open("wb") for split in SPLITS}
@@ -31,7 +31,7 @@ class TokenWriter:
         self._collected: list[tuple[str, Tokens]] = []
         self._collected_tokens = 0
         self._writes: deque[Future[None]] = deque()
-        # The disk works while we do, instead of all at the end.
+        # Start writing to disk now, instead of all at the end.
         self._writing, self._syncing = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self._sync: Future[None] | None = None
         self._unsynced = 0
@@ -42,7 +42,7 @@ class TokenWriter:
         return self._ends[split]
 
     def append(self, split: str, tokens: Tokens) -> None:
-        """Adds tokens after the last ones of a split. An error of an earlier write may come up here."""
+        """Appends tokens to a split. May raise the error of an earlier write."""
         self._ends[split] += len(tokens)
         self._collected.append((split, tokens))
         self._collected_tokens += len(tokens)
@@ -67,7 +67,7 @@ class TokenWriter:
             if error is None:
                 self._finish_writes()
                 if self._sync is not None:
-                    self._sync.result()  # the system reports a failed write once only: it may have been here
+                    self._sync.result()  # the system reports a failed write only once, possibly here
                 for file in self._files.values():
                     file.flush()
                     os.fsync(file.fileno())
@@ -75,7 +75,7 @@ class TokenWriter:
             for pool in (self._writing, self._syncing):
                 pool.shutdown(wait=True, cancel_futures=True)
             for file in self._files.values():
-                with suppress(OSError):  # what could not be written has been reported above, or doesn't matter now
+                with suppress(OSError):  # write errors have been reported above, or don't matter now
                     file.close()
 
     def _hand_over(self) -> None:
@@ -100,7 +100,7 @@ class TokenWriter:
     def _widen(self, tokens: Tokens) -> Tokens:
         if tokens.dtype == self._dtype:
             return tokens
-        # In memory that is used again: fresh memory for each piece costs more than writing it.
+        # Reuses a buffer: allocating memory for each piece costs more than writing it.
         if len(tokens) > len(self._widened):
             self._widened = np.empty(len(tokens), self._dtype)
         np.copyto(self._widened[: len(tokens)], tokens)

@@ -1,7 +1,7 @@
-"""Where documents come from: text files, folders, JSON lines, Parquet, Hugging Face sets, and Python packages.
+"""Sources of documents: text files, folders, JSON lines, Parquet, Hugging Face datasets, and Python packages.
 
-A source yields `Document`s, whose text is read later and piece by piece, and `LeftOut`s, each with its reason. Text is
-taken as it is: line ends and byte-order marks are not touched.
+A source yields `Document`s, whose text is read later and piece by piece, and `LeftOut`s, each with a reason. Text is
+not modified: line endings and byte-order marks are kept.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def find_documents(source: str, unit: Unit = "file") -> Iterator[Found]:
     if os.path.isdir(path):
         return folder_documents(path, unit)
     if not os.path.exists(path):
-        raise DataError(f"there is no source '{source}'; give {KINDS}")
-    if not os.path.isfile(path):  # a pipe would be waited for
-        raise DataError(f"the source '{source}' is no regular file; give {KINDS}")
+        raise DataError(f"source '{source}' does not exist; give {KINDS}")
+    if not os.path.isfile(path):  # reading a pipe would block
+        raise DataError(f"source '{source}' is not a regular file; give {KINDS}")
     return path_documents(path, path.name, None)
 
 
 def total_size(sources: Sequence[str]) -> int | None:
-    """Bytes of the files of sources, for a progress bar; None where that is not the size of their text."""
+    """Size of the files of sources, for a progress bar; None if that is not the size of their text."""
     sizes = [_size_of(source) for source in sources]
     known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None

@@ -1,4 +1,4 @@
-"""What sources give: documents to read, what was left out and why, and the split that a document falls into."""
+"""The output of sources: documents to read, skipped files with reasons, and the split of each document."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from block_recurrent.errors import DataError
 
 SPLITS = ("train", "validation", "test")
 SMALL_SET = 64
-"""Up to so many documents, chance may leave a split empty."""
+"""Up to this number of documents, chance may leave a split empty."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A document, or a part of one, that is not prepared, and why."""
+    """A document, or a part of one, that was skipped, and why."""
 
     name: str
     reason: str
@@ -27,7 +27,7 @@ class LeftOut:
 
 
 class UnreadableError(DataError):
-    """Raised while a document is read: it is left out."""
+    """Raised while a document is read: it is skipped."""
 
     def __init__(self, name: str, reason: str) -> None:
         self.left_out = LeftOut(name, reason)
@@ -36,16 +36,16 @@ class UnreadableError(DataError):
 
 @dataclass
 class Remarks:
-    """What reading a document found out beside its text."""
+    """Findings while reading a document."""
 
-    strict: bool = False  # refuse what is not UTF-8
+    strict: bool = False  # reject text that is not UTF-8
     replaced: int = 0
     nul: int = 0
     left_out: list[LeftOut] = field(default_factory=list)  # parts of the document
 
     def note(self, raw: bytes, replaced: int) -> None:
         self.replaced += replaced
-        if 0 in raw:  # much faster than counting, and mostly there is none
+        if 0 in raw:  # much faster than counting, and NUL is rare
             self.nul += raw.count(0)
 
 
@@ -65,7 +65,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Document:
-    """A name, the split it belongs to (None: dealt by a hash of the name), and how to read its UTF-8 in chunks."""
+    """A name, the split it belongs to (None: chosen by a hash of the name), and how to read its UTF-8 in chunks."""
 
     name: str
     split: str | None
@@ -78,7 +78,7 @@ class Document:
 
     @property
     def key(self) -> str:
-        """What its split hangs on: all documents of a package fall into one, whatever its version."""
+        """What determines the split: all documents of a package share one, regardless of its version."""
         return self.package.name if self.package else self.name
 
 
@@ -92,9 +92,9 @@ def deal_split(name: str, validation: float, test: float) -> str:
 
 
 def deal(found: Iterable[Found], validation: float, test: float) -> Iterator[Found]:
-    """Documents with their splits. In a small set every split that was asked for gets a document, if there are enough.
+    """Documents with their splits. In a small set every requested split gets a document, if there are enough.
 
-    Where the hashes of names leave a split empty, the document whose hash comes nearest is moved there.
+    If the hashes of names leave a split empty, the document with the nearest hash is moved there.
     """
     found = iter(found)
     first = list(itertools.islice(found, SMALL_SET + 1))
@@ -121,14 +121,14 @@ def _moved(found: list[Found], validation: float, test: float) -> dict[str, str]
 
 
 def chance_of(name: str) -> float:
-    """A number from 0 to 1 that looks random and always is the same for a name."""
+    """A pseudorandom number from 0 to 1 that depends only on the name."""
     return int.from_bytes(hashlib.sha256(to_utf8(name)).digest()[:8], "big") / 2**64
 
 
 def check_shares(validation: float, test: float) -> None:
-    """Shares must be parts of a whole."""
+    """Raise an error unless the shares are valid."""
     for name, share in (("validation", validation), ("test", test)):
         if not 0 <= share <= 1:
             raise DataError(f"the share --{name} must be 0 to 1, not {share}")
     if validation + test > 1:
-        raise DataError(f"--validation and --test can't be more than 1 together, not {validation + test}")
+        raise DataError(f"--validation and --test must add up to at most 1, not {validation + test}")

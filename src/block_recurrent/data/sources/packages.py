@@ -1,7 +1,7 @@
 """Python packages as documents: those installed in this environment, and wheels. Nothing in them is imported or run.
 
 A distribution is one document, its Python files in path order, each after a line `==> path <==`. A large one is cut at
-its subpackages; all parts of a distribution fall into the same split. Vendored copies of other packages are left out.
+its subpackages; all parts of a distribution belong to the same split. Vendored copies of other packages are skipped.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from block_recurrent.data.sources.document import Document, Found, LeftOut, Pack
 from block_recurrent.data.sources.text import concatenation
 from block_recurrent.errors import DataError
 
-LARGE_BYTES = 2_000_000  # of a document, above which it is cut at its subpackages
-LEAST_BYTES = 20_000  # of an installed distribution, and of a subpackage that becomes a document of its own
+LARGE_BYTES = 2_000_000  # of a document, above which it is split at its subpackages
+LEAST_BYTES = 20_000  # of an installed distribution, and of a subpackage that becomes a separate document
 MOST_FILE_BYTES = 1_000_000  # larger files are tables, not code
 VENDORED = {"_vendor", "_vendored", "extern", "externals", "third_party", "vendor", "vendored"}
 HEAD_BYTES = 512
@@ -81,7 +81,7 @@ def wheel_documents(wheel: Path, split: str | None, sha256: str) -> Iterator[Fou
 
 
 def normalized(name: str) -> str:
-    """A distribution's name in the form in which names are compared."""
+    """The normalized name of a distribution."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -92,7 +92,7 @@ def _documents(package: Package, split: str | None, files: list[SourceFile]) -> 
 
 
 def _parts(files: list[SourceFile], folder: str) -> Iterator[tuple[str, list[SourceFile]]]:
-    """The files of a folder in one part; or, if they are too many, those beside its subfolders, and each subfolder."""
+    """The files of a folder as one part; or, if they are too many, its own files, and each subfolder."""
     if _size(files) <= LARGE_BYTES:
         yield folder, _in_order(files)
         return
@@ -145,7 +145,7 @@ def _is_source(path: str) -> bool:
 
 
 def _license(metadata: Any) -> str | None:
-    """As the distribution states it: an SPDX expression, or its classifiers, or the first line of its own words."""
+    """As the distribution states it: an SPDX expression, its classifiers, or the first line of the license field."""
     classified = [line.rpartition(" :: ")[2] for line in metadata.get_all("Classifier", []) if "License ::" in line]
     own_words = (metadata.get("License") or "").strip().partition("\n")[0]
     return metadata.get("License-Expression") or ", ".join(classified) or own_words or None

@@ -1,7 +1,7 @@
 """Wheels from the package index: `pypi:NAME==VERSION`, and pinned lists of them, such as `pypi:code-100`.
 
-pip fetches wheels only, which need no code of theirs to be run, without what they depend on; they are never installed.
-A wheel that was fetched once is read from the cache.
+pip downloads only wheels, which run no code, without their dependencies; they are never installed.
+Downloaded wheels are cached.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Pin(NamedTuple):
 
     name: str
     version: str
-    split: str | None = None  # None: dealt by its name
+    split: str | None = None  # None: chosen by a hash of its name
     sha256: str | None = None  # None: any
 
 
@@ -46,7 +46,7 @@ def pypi_documents(wanted: str) -> Iterator[Found]:
 
 
 def read_list(name: str) -> list[Pin]:
-    """The packages of a list that comes with this program."""
+    """The packages of a bundled list."""
     packages = tomllib.loads((files(__package__) / f"{name}.toml").read_text(encoding="utf-8"))["packages"]
     return [
         Pin(*requirement.split("=="), **{key: entry[key] for key in ("split", "sha256")})
@@ -78,7 +78,7 @@ def _pins(wanted: str) -> list[Pin]:
     if not (pin := PIN.fullmatch(wanted)):
         hint = did_you_mean(wanted, LISTS)
         raise DataError(
-            f"'pypi:{wanted}' is no package with its version{hint}; give pypi:NAME==VERSION or pypi:{LISTS[0]}"
+            f"'pypi:{wanted}' is not a package with a version{hint}; give pypi:NAME==VERSION or pypi:{LISTS[0]}"
         )
     return [Pin(*pin.groups())]
 
@@ -88,7 +88,7 @@ def _documents(pin: Pin) -> Iterator[Found]:
     with wheel.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     if sha256 != (pin.sha256 or sha256):
-        raise DataError(f"'{wheel}' is not the wheel of the list: its SHA-256 differs; delete it, and run again")
+        raise DataError(f"'{wheel}' is not the listed wheel: its SHA-256 differs; delete it, and run again")
     return wheel_documents(wheel, pin.split, sha256)
 
 
@@ -107,11 +107,11 @@ def _download(requirement: str, folder: str) -> None:
         return
     lines = [line.removeprefix("ERROR: ") for line in result.stderr.splitlines() if line.strip()]
     if "No module named pip" in result.stderr:
-        reason = "this Python has no pip: get it with 'python -m ensurepip'"
+        reason = "this Python has no pip: install it with 'python -m ensurepip'"
     elif NO_CONNECTION.search(result.stderr):
         reason = "the package index can't be reached; check the network"
     elif "No matching distribution" in result.stderr:
-        reason = "there is no such wheel for this Python; check name and version"
+        reason = "no such wheel for this Python; check name and version"
     else:
-        reason = lines[-1] if lines else f"pip ended with {result.returncode}"
-    raise DataError(f"can't fetch '{requirement}': {reason}")
+        reason = lines[-1] if lines else f"pip exited with {result.returncode}"
+    raise DataError(f"can't download '{requirement}': {reason}")

@@ -1,4 +1,4 @@
-"""Sets that hold many documents as records with a `text`: JSON lines (also .gz), Parquet, Hugging Face sets."""
+"""Files and datasets of many records with a `text`: JSON lines (also .gz), Parquet, Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HUB_SPLITS = {"train": "train", "validation": "validation", "valid": "validation
 
 
 def is_record_file(path: Path) -> bool:
-    """Whether a file holds many documents, by its name."""
+    """Whether a file contains many documents, by its name."""
     return path.name.lower().endswith(RECORD_SUFFIXES)
 
 
@@ -37,16 +37,16 @@ def read_records(path: Path, name: str, split: str | None) -> Iterator[Found]:
 
 
 def hub_documents(name: str) -> Iterator[Found]:
-    """The records of a Hugging Face set, read as a stream: `hf:NAME` or `hf:NAME:CONFIGURATION`."""
+    """The records of a Hugging Face dataset, streamed: `hf:NAME` or `hf:NAME:CONFIGURATION`."""
     datasets = _import_datasets()
     path, _, configuration = name.partition(":")
     try:
         parts = datasets.load_dataset(path, configuration or None, streaming=True)
-        # A set that comes in one part only is dealt by names, like a folder without splits.
+        # A dataset with a single split is divided by names, like a folder without splits.
         known = {part: HUB_SPLITS[part] for part in parts if part in HUB_SPLITS} if len(parts) > 1 else {}
         for part, rows in parts.items():
             if len(parts) > 1 and part not in known:
-                yield LeftOut(part, "is none of the splits train, validation and test")
+                yield LeftOut(part, "is not one of the splits train, validation and test")
                 continue
             for number, row in enumerate(rows):
                 yield _document(row, f"{part}/{number}", known.get(part))
@@ -55,7 +55,7 @@ def hub_documents(name: str) -> Iterator[Found]:
             raise
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(
-            f"can't load the Hugging Face set '{name}' ({first_line}); check its name and the network, or give a folder"
+            f"can't load the Hugging Face dataset '{name}' ({first_line}); check name and network, or give a folder"
         ) from None
 
 
@@ -64,12 +64,12 @@ def _import_datasets() -> Any:
         try:
             socket.getaddrinfo(HUB_HOST, 443)
         except OSError:
-            # Without a network the library would try again for half a minute; like this it looks at its cache at once.
+            # Without a network the library would retry for half a minute; this makes it use its cache immediately.
             os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         import datasets
     except ImportError:
-        raise MissingExtraError("a Hugging Face set", "datasets") from None
+        raise MissingExtraError("a Hugging Face dataset", "datasets") from None
     return datasets
 
 
@@ -100,7 +100,7 @@ def _json_rows(path: Path, name: str) -> Iterator[tuple[str, Any]]:
                 except (ValueError, RecursionError):
                     yield label, LeftOut(label, "is not a line of JSON in UTF-8")
     except (EOFError, zlib.error):
-        yield name, LeftOut(name, f"is cut or damaged after line {number}")
+        yield name, LeftOut(name, f"is truncated or damaged after line {number}")
     except OSError as error:
         yield name, LeftOut(name, f"can't be read ({error.strerror or error}) after line {number}")
 

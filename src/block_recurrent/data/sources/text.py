@@ -1,4 +1,4 @@
-"""Text files and folders of them, read in chunks of valid UTF-8; and whether a file is text at all."""
+"""Text files and folders of them, read in chunks of valid UTF-8; and the detection of binary files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from block_recurrent.errors import DataError
 
 Unit = Literal["file", "folder"]
 CHUNK_BYTES = 1 << 21
-# Of a file's first part: what no text has much of. Tab, line ends, form feed, backspace and escape do occur in text.
+# Characters that are rare in text. Tab, line endings, form feed, backspace and escape do occur in text.
 SAMPLE_BYTES = 1 << 13
 ODD = re.compile("[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f\ufffd]")
 ODD_SHARE, ODD_SHARE_WITH_NUL = 0.5, 0.1
@@ -27,7 +27,7 @@ SHORT = 64
 REPLACEMENT = "\ufffd".encode()
 STDLIB_LEAST_BYTES = 20_000
 VERSION_CONTROL = (".git", ".hg", ".svn")
-IS_VERSION_CONTROL = "is version control's own folder"
+IS_VERSION_CONTROL = "is a version control folder"
 
 
 def folder_documents(root: Path, unit: Unit) -> Iterator[Found]:
@@ -76,7 +76,7 @@ def _documents_in(folder: Path, root: Path, unit: Unit, split: str | None) -> It
     for entry in _entries(folder):
         name = _name(entry, root)
         if not os.path.isdir(entry):
-            yield LeftOut(name, "is a file beside the folders; with --unit folder each folder is a document")
+            yield LeftOut(name, "is a file next to the folders; with --unit folder each folder is a document")
         elif entry.name in VERSION_CONTROL:
             yield LeftOut(name, IS_VERSION_CONTROL)
         else:
@@ -84,7 +84,7 @@ def _documents_in(folder: Path, root: Path, unit: Unit, split: str | None) -> It
 
 
 def concatenation(files: Iterable[tuple[str, Iterator[bytes]]], remarks: Remarks) -> Iterator[bytes]:
-    """Files, each a path and its chunks, as one text, each after a header line with its path."""
+    """Joins files (path and chunks) into one text, each after a header line with its path."""
     at_line_start = True
     for path, chunks in files:
         header = f"==> {path} <==\n".encode()
@@ -110,7 +110,7 @@ def _read_folder(remarks: Remarks, folder: Path, root: Path, suffix: str = "") -
 
 
 def _read_file(path: Path, name: str, remarks: Remarks) -> Iterator[bytes]:
-    """The file's text as it is, in chunks of UTF-8 that end between characters."""
+    """The unmodified text of a file, in chunks of UTF-8 that end between characters."""
     rest = b""
     first = True
     try:
@@ -167,7 +167,7 @@ def _in_order(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path, root: Path) -> Iterator[Path | LeftOut]:
-    """All regular files below a folder, in path order, and what is none. Links to folders could lead in circles."""
+    """All regular files below a folder, in path order, and what was skipped. Links to folders could form cycles."""
     try:
         entries = _in_order(folder)
     except OSError as error:

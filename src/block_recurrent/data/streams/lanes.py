@@ -1,7 +1,7 @@
 """Lanes over a corpus: whole documents in segments, for training and evaluation.
 
-The last segment of a document is padded with marks, and `mask` is False there: it marks the text's tokens and the mark
-that ends them.
+The last segment of a document is padded with document marks, and `mask` is False there: it is True for the tokens of
+the text and the mark that ends them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from block_recurrent.data.streams.repeats import Repeats
 from block_recurrent.data.streams.segments import Cursor, Segment, SegmentStream
 from block_recurrent.errors import DataError
 
-# A document starts at the latest this many times its own length before the ideal end of an epoch. On books, lanes end
+# A document starts at the latest this many times its length before the ideal end of an epoch. On books, lanes end
 # an epoch three times closer together than with a plain shuffle; a larger number makes orders less random.
 LATEST_START = 2
 
 
 class TokenDocuments(Protocol):
-    """What a stream needs of a corpus."""
+    """The interface of a corpus that a stream needs."""
 
     eos_token_id: int
 
@@ -34,9 +34,9 @@ class TokenDocuments(Protocol):
 
 
 class LaneStream(SegmentStream):
-    """An endless iterator of segments over a split, or with `one_pass` each document once and then an end.
+    """An endless iterator of segments over a split, or with `one_pass` a single pass over its documents.
 
-    With `excerpt`, a document is read in pieces of that many tokens, which are shuffled like documents, and each starts
+    With `excerpt`, documents are read in pieces of that many tokens, which are shuffled like documents, and each starts
     with an empty memory. Lanes then change documents often: otherwise the weights learn what the documents being read
     repeat, and nothing is left for the memory to learn. Into some of the excerpts, `repeats` are planted.
 
@@ -61,7 +61,7 @@ class LaneStream(SegmentStream):
     ) -> None:
         _check_sizes(lanes, segment, seed, rank, world)
         if excerpt < 0 or excerpt % segment:
-            raise DataError(f"an excerpt of {excerpt} tokens must be a multiple of the segment, {segment} (0: none)")
+            raise DataError(f"excerpt is {excerpt}: it must be a multiple of the segment, {segment}, or 0")
         self._corpus, self._split = corpus, split
         self._lengths = corpus.lengths(split)
         if len(self._lengths) == 0:
@@ -99,7 +99,7 @@ class LaneStream(SegmentStream):
         return self._cursor
 
     def load_state_dict(self, state: Cursor) -> None:
-        """Goes to a state of a stream of the same corpus, split, lanes, segment and seed; rank and world may differ."""
+        """Restores the state of a stream with the same corpus, split, lanes, segment and seed; ranks may differ."""
         self._schedule_at(state)
         self.close()
         self._cursor = state
@@ -115,7 +115,9 @@ class LaneStream(SegmentStream):
         for key, here in self._identity.items():
             there = state.get(key, defaults.get(key)) if isinstance(state, dict) else None
             if there != here:
-                raise DataError(f"this state belongs to another stream: its {key} is {there!r}, here it is {here!r}")
+                raise DataError(
+                    f"the stream state does not match: its {key} is {there!r}, but this stream's is {here!r}"
+                )
         schedule = self._new_schedule()
         try:
             schedule.move_to(int(state["epoch"]), int(state["taken"]))
@@ -125,9 +127,9 @@ class LaneStream(SegmentStream):
                 0 <= at.segment <= schedule.last[at.document] for at in schedule.positions if at
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"this state of a stream is damaged: {error!r}") from None
+            raise DataError(f"the stream state is damaged: {error!r}") from None
         if not (lanes_agree and in_range and 0 <= schedule.taken <= schedule.size):
-            raise DataError("this state of a stream is damaged: it points outside the documents")
+            raise DataError("the stream state is damaged: it points outside the documents")
         return schedule
 
 
@@ -141,11 +143,11 @@ class Position(NamedTuple):
 
 
 class LaneSchedule:
-    """Which lane reads which segment of which document at each step: a simulation in small integers.
+    """Which lane reads which segment of which document at each step.
 
     Lanes take documents from one queue per epoch. A lane that has read its document to the end takes the next at the
-    following step; when the queue is empty it takes from the next epoch's, or, in a single pass, rests. Every rank
-    simulates all lanes, so ranks agree without talking, and the schedule does not depend on how many there are.
+    following step; when the queue is empty it takes from the next epoch's or, in a single pass, stays idle. Every rank
+    simulates all lanes, so ranks agree without communication, and the schedule does not depend on their number.
     """
 
     def __init__(
@@ -186,7 +188,7 @@ class LaneSchedule:
         return position is not None and position.segment % self.excerpt == 0
 
     def next_step(self) -> list[Position | None]:
-        """What each lane reads at this step (None: it rests), and moves on."""
+        """What each lane reads at this step (None: it is idle); advances by one step."""
         now = [position or self._take() for position in self.positions]
         self.positions = [self._after(position) for position in now]
         return now
@@ -208,14 +210,14 @@ class LaneSchedule:
         return Position(int(self._documents[excerpt]), int(self._firsts[excerpt]), planted)
 
     def move_to(self, epoch: int, taken: int) -> None:
-        """Goes to a place in an epoch's queue."""
+        """Moves to a position in an epoch's queue."""
         if epoch != self.epoch:
             self._queue = self._order(epoch)
         self.epoch, self.taken = epoch, taken
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if self.one_pass:
-            # Longest first: the lanes of a pass end as close together as a simple rule can bring them.
+            # Longest first: a simple rule that lets the lanes of a pass end close together.
             return np.argsort(-self._segments, kind="stable")
         chance = np.random.Generator(np.random.PCG64([self.seed, epoch])).random(self.size)
         steps = self._segments.sum() / len(self.positions)
@@ -247,7 +249,7 @@ def _read(
             text, begin = _text_at(position, corpus.tokens(cursor["split"], position.document), segment, schedule)
             ahead = text[begin : begin + segment]
             targets[lane, : len(ahead)] = ahead
-            # One more than the tokens ahead, where they end inside the segment: the mark is predicted too.
+            # One more than the remaining tokens if they end inside the segment: the mark is predicted too.
             mask[lane, : len(ahead) + 1] = True
             first = 1 if position.segment == 0 else 0
             behind = text[begin - 1 + first : begin + len(ahead)][: segment - first]
@@ -278,4 +280,4 @@ def _check_sizes(lanes: int, segment: int, seed: int, rank: int, world: int) -> 
     if not 0 <= rank < world:
         raise DataError(f"rank must be 0 to {world - 1} in a world of {world}, not {rank}")
     if lanes % world:
-        raise DataError(f"{lanes} lanes can't be shared by {world} processes: lanes must be a multiple of {world}")
+        raise DataError(f"{lanes} lanes can't be divided among {world} processes: lanes must be a multiple of {world}")

@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 class Prefetcher(Generic[T]):
-    """The same items as the iterator, built up to `depth` ahead (0: built when asked for, without a thread)."""
+    """The items of an iterator, prefetched up to `depth` ahead (0: no prefetching and no thread)."""
 
     def __init__(self, items: Iterator[T], depth: int) -> None:
         self._items = items
-        # Its thread ends when the pool is closed or forgotten; what it runs must not refer to this object.
+        # The thread ends when the pool is closed or garbage-collected; its function must not refer to this object.
         self._pool = ThreadPoolExecutor(1) if depth > 0 else None
         self._ahead: deque[Future[T]] = deque()
         for _ in range(depth):
@@ -29,7 +29,7 @@ class Prefetcher(Generic[T]):
             return next(self._items)
         if not self._ahead:
             raise StopIteration
-        if self._ahead[0].exception() is not None:  # the end, or an error: it stays in its place and is raised again
+        if self._ahead[0].exception() is not None:  # the end, or an error: it stays in the queue and is raised again
             self._pool.shutdown(wait=False, cancel_futures=True)
         item = self._ahead[0].result()
         self._ahead.popleft()

@@ -1,7 +1,7 @@
-"""What training reads: segments of lanes, from any stream that can be resumed.
+"""Input of training: segments of lanes, from any resumable stream.
 
 A document of n tokens is read as [mark, t_1 .. t_n] with targets [t_1 .. t_n, mark], the mark being `eos_token_id`. The
-mask is True where a target carries training loss. Measures leave the mark out: they count `targets != eos_token_id`.
+mask is True where a target contributes to the training loss. Metrics exclude the mark (`targets != eos_token_id`).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ class Segment(NamedTuple):
 
     tokens: NDArray[np.int64]  # (lanes, segment)
     targets: NDArray[np.int64]  # (lanes, segment)
-    mask: NDArray[np.bool_]  # (lanes, segment): carries training loss
+    mask: NDArray[np.bool_]  # (lanes, segment): contributes to the training loss
     starts: NDArray[np.bool_]  # (lanes,): a document begins here
-    cursor: Cursor | None = None  # continues after this segment; JSON-serialisable
+    cursor: Cursor | None = None  # resumes after this segment; JSON-serializable
 
 
 class SegmentStream:
-    """An iterator of segments. For training on documents of your own: `__next__`, `state_dict`, `load_state_dict`.
+    """An iterator of segments. To train on custom data, implement `__next__`, `state_dict` and `load_state_dict`.
 
-    A curriculum also sets `observes`: it is told how well the targets were predicted, and may change what comes next.
+    A curriculum also sets `observes`: it receives the losses of the targets, and may adapt the data that follows.
     """
 
     observes = False
     last_step: int | None = None
-    """The update after which training ends, where the stream decides it; None: `train.steps`."""
+    """The update after which training ends, if the stream decides it; None: `train.steps`."""
 
     def __iter__(self) -> Self:
         return self
@@ -41,22 +41,22 @@ class SegmentStream:
         raise NotImplementedError
 
     def state_dict(self) -> Cursor:
-        """Where the stream is: after the last segment it gave. JSON-serialisable."""
+        """The position of the stream, after the last segment it returned. JSON-serializable."""
         raise NotImplementedError
 
     def load_state_dict(self, state: Cursor) -> None:
-        """Goes to a state of a stream like this one."""
+        """Restores the state of an equal stream."""
         raise NotImplementedError
 
     def observe(self, step: int, nats: NDArray[np.float32]) -> dict[str, float]:
-        """After update number `step`: the loss of each target of all lanes of all ranks, (lanes, bptt * segment).
+        """Called after update `step` with the loss of each target of all lanes of all ranks, (lanes, bptt * segment).
 
-        Returns what is to be added to the line of metrics.
+        Returns values to add to the record of metrics.
         """
         return {}
 
     def close(self) -> None:
-        """Ends what works in the background. The stream may be used again: it goes on after the last segment."""
+        """Ends background threads. The stream can be used again: it continues after the last segment."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,8 +1,8 @@
-"""Tokenizers behind one small interface: bytes, and SentencePiece files.
+"""The tokenizer interface, and the tokenizer of bytes.
 
-A text is encoded in pieces, so that memory is bounded and time is linear. Where a piece may end is the tokenizer's own
-knowledge (`safe_end`): anywhere between characters for bytes; for SentencePiece in front of white space, where no entry
-of its vocabulary can reach across, so that the pieces give the same tokens as the whole text.
+A text is encoded in pieces, so that memory is bounded and time is linear. Where a piece may end is up to the tokenizer
+(`safe_end`): anywhere between characters for bytes; for SentencePiece in front of white space, where no entry
+of its vocabulary can extend across, so that the pieces have the same tokens as the whole text.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ BYTES = "bytes"
 
 
 class Encoded(NamedTuple):
-    """One piece of text as tokens, with what decoding them would not give back."""
+    """One piece of text as tokens, with the losses of decoding."""
 
     tokens: NDArray[np.unsignedinteger]
-    exact: bool  # decoding gives the text back, byte for byte
-    lost: int  # characters of the text that decoding does not give back
+    exact: bool  # decoding restores the text, byte for byte
+    lost: int  # characters of the text that decoding does not restore
     unknown: int  # tokens that are the unknown piece
 
 
@@ -47,7 +47,7 @@ class Tokenizer(ABC):
 
     @property
     def vocab_size(self) -> int:
-        """What the model needs: the tokenizer's pieces and the document mark."""
+        """The vocabulary size of the model: all pieces and the document mark."""
         return self.size + 1
 
     @property
@@ -56,20 +56,20 @@ class Tokenizer(ABC):
         return np.dtype("<u2" if self.vocab_size <= 1 << 16 else "<u4")
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """The tokens of a text; the same that `brt data prepare` stores."""
+        """The tokens of a text, as `brt data prepare` stores them."""
         parts = [
             self.encode_piece(piece, begin=index == 0).tokens for index, piece in enumerate(self.cut([to_utf8(text)]))
         ]
         return np.concatenate([np.empty(0, np.int32), *parts], dtype=np.int32, casting="unsafe")
 
     def decode(self, tokens: ArrayLike) -> str:
-        """The text of tokens; bytes that are not UTF-8 (a character cut in two) become U+FFFD."""
+        """The text of tokens; bytes that are not UTF-8 (an incomplete character) become U+FFFD."""
         return self.decode_bytes(tokens).decode("utf-8", "replace")
 
     def cut(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """Cuts UTF-8 that comes in chunks of any size into pieces for `encode_piece`.
 
-        The cuts depend on the text alone, not on the chunks, so a text has one encoding wherever it comes from.
+        The cuts depend only on the text, not on the chunks, so a text always has the same encoding.
         """
         parts: list[bytes] = []
         size = 0
@@ -88,7 +88,7 @@ class Tokenizer(ABC):
             yield b"".join(parts)
 
     def check(self, tokens: ArrayLike) -> NDArray[np.integer]:
-        """The tokens as an array, after making sure that each is an id of ours or the mark."""
+        """The tokens as an array, after checking that each is a valid id or the mark."""
         array = np.asarray(tokens)
         if array.size == 0:
             return np.empty(0, np.int64)
@@ -97,21 +97,21 @@ class Tokenizer(ABC):
         low, high = int(array.min()), int(array.max())
         if low < 0 or high > self.eos_token_id:
             raise DataError(
-                f"token {low if low < 0 else high} is not of this tokenizer: its ids are 0 to {self.eos_token_id}"
+                f"token {low if low < 0 else high} is out of range: ids of this tokenizer are 0 to {self.eos_token_id}"
             )
         return array
 
     @abstractmethod
     def encode_piece(self, piece: bytes, begin: bool) -> Encoded:
-        """Tokens of a piece made by `cut`; `begin` says that it is the first of its text. May run in any thread."""
+        """Tokens of a piece made by `cut`; `begin`: whether it is the first of its text. Thread-safe."""
 
     @abstractmethod
     def safe_end(self, buffer: bytes) -> int:
-        """Where a piece at the front of this buffer ends: the last place that doesn't change the tokens."""
+        """The end of a piece at the front of this buffer: the last position that doesn't change the tokens."""
 
     @abstractmethod
     def decode_bytes(self, tokens: ArrayLike, begin: bool = True) -> bytes:
-        """The UTF-8 of tokens; `begin` says that they stand at the beginning of a text."""
+        """The UTF-8 of tokens; `begin`: whether they are at the beginning of a text."""
 
 
 class ByteTokenizer(Tokenizer):
@@ -120,7 +120,7 @@ class ByteTokenizer(Tokenizer):
     size = 256
     sha256 = hashlib.sha256(BYTES.encode()).hexdigest()
     model = None
-    # There is nothing to encode; long pieces take Python's lock less often, for which all threads compete.
+    # There is nothing to encode; with long pieces, threads compete less for the GIL.
     piece_bytes = 1 << 21
 
     def encode_piece(self, piece: bytes, begin: bool) -> Encoded:
@@ -135,20 +135,20 @@ class ByteTokenizer(Tokenizer):
 
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
-    """The tokenizer `bytes`, the one of a SentencePiece file, or that of a run or a model in the box."""
+    """The tokenizer `bytes`, or that of a SentencePiece file, a run or a bundled model."""
     if str(name) == BYTES:
         return ByteTokenizer()
     path, folder = Path(name), models.locate(name)[0]
     if (folder / models.CONFIG).is_file():
         path = folder / models.TOKENIZER
-        if not path.is_file():  # as every run without a vocabulary
+        if not path.is_file():  # a run with the tokenizer bytes
             return ByteTokenizer()
     try:
         model = path.read_bytes()
     except FileNotFoundError:
         raise DataError(
-            f"there is no tokenizer file '{path}'; give a SentencePiece file, or the word 'bytes', or a name that "
-            "'brt models' lists"
+            f"tokenizer file '{path}' does not exist; give a SentencePiece file, 'bytes', or a model name "
+            "(see 'brt models')"
         ) from None
     except OSError as error:
         raise DataError(f"can't read the tokenizer file '{path}': {error.strerror or error}") from None
@@ -164,5 +164,5 @@ def tokenizer_from_model(model: bytes, origin: str) -> Tokenizer:
     except (RuntimeError, OSError, ValueError):
         tokenizer = None
     if tokenizer is None or tokenizer.size == 0:
-        raise DataError(f"'{origin}' is not a SentencePiece vocabulary; give one, or the word 'bytes'")
+        raise DataError(f"'{origin}' is not a SentencePiece file; give one, or 'bytes'")
     return tokenizer

@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies: the authors', and those that `brt tokenizer train` makes."""
+"""SentencePiece vocabularies: those of `brt tokenizer train`, and others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNKNOWN_SURFACE = " \u2047 ".encode()  # how SentencePiece decodes an unknown pi
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece vocabulary, of ours or of others."""
+    """A SentencePiece vocabulary."""
 
     # Short units are faster than long ones (the encoder sorts candidates of the whole string), down to about this.
     UNIT_CHARACTERS = 128
@@ -31,10 +31,10 @@ class SentencePieceTokenizer(Tokenizer):
         self.sha256 = hashlib.sha256(model).hexdigest()
         self.size = self._processor.get_piece_size()
         self._surfaces = [self._surface_of(index) for index in range(self.size)]
-        # Most vocabularies put a space in front of every text. It stands for the white space at which we cut.
+        # Most vocabularies put a space in front of every text. It represents the white space at a cut.
         self._prefixed = "".join(self._processor.encode("a", out_type=str)).startswith(SPACE)
         self._separators = self._find_separators()
-        # The character before a cut must be one that no normalisation removes or turns into a space.
+        # The character before a cut must be one that no normalization removes or turns into a space.
         self._cut_place = re.compile(f"(?<=[\\w!-~])[{self._separators}](?=.)" if self._separators else "(?!)", re.S)
         self._space_ids = [self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
         self._spells_space = not self._prefixed and all(map(self._processor.is_byte, self._space_ids))
@@ -88,7 +88,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self._processor.encode(units, num_threads=1)
 
     def _encode_spelling_space(self, unit: str) -> list[int]:
-        """SentencePiece can't tell U+2581 from a space; as three single bytes it comes back as what it was."""
+        """SentencePiece can't tell U+2581 from a space; encoded as three single bytes it is restored."""
         first, *others = unit.split(SPACE)
         ids: list[int] = self._processor.encode(first)
         for part in others:
@@ -97,7 +97,7 @@ class SentencePieceTokenizer(Tokenizer):
 
     def safe_end(self, buffer: bytes) -> int:
         end = last_character_end(buffer)
-        # Mostly there is a place near the end; only where there is none, the whole buffer is searched.
+        # Usually there is a place near the end; only if there is none, the whole buffer is searched.
         for start in (max(0, end - 4096), 0):
             tail = buffer[start:end].decode("utf-8", "ignore")
             places = [found.start() for found in self._cut_place.finditer(tail)]

@@ -1,4 +1,4 @@
-"""Training a SentencePiece vocabulary that gives every text back exactly: `brt tokenizer train`."""
+"""Training a lossless SentencePiece vocabulary: `brt tokenizer train`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEAST_SIZE, MOST_SIZE = 512, 131_072
 SAMPLE_BYTES = 100_000_000
 SENTENCE_CHARACTERS = 1000
 FIXED_PIECES = 258  # unknown, newline and the 256 bytes
-ALPHABET_SHARE = 0.25  # of the other pieces: the most that single characters may take; rarer ones are spelled in bytes
+ALPHABET_SHARE = 0.25  # maximum share of single characters among the other pieces; rarer ones are encoded as bytes
 
 
 def train_tokenizer(
@@ -40,20 +40,20 @@ def train_tokenizer(
 ) -> Tokenizer:
     """A vocabulary of exactly `vocab_size` pieces, of the sources' training documents if there are any.
 
-    `validation` and `test` are the shares that `prepare` gets: what it holds out is not trained on.
+    `validation` and `test` are the shares for `prepare`: documents that it holds out are not trained on.
     """
     check_shares(validation, test)
     if not LEAST_SIZE <= vocab_size <= MOST_SIZE:
         raise DataError(f"--vocab-size must be {LEAST_SIZE} to {MOST_SIZE}, not {vocab_size}")
     found = partial(_sentences, sources, unit, validation, test)
-    # A few documents may all be dealt to validation and test; then they are what there is.
+    # A few documents may all belong to validation and test; then these are used.
     if not (sentences := list(found({"train"})) or list(found({"validation", "test"}))):
-        raise DataError(f"there is no training text in {', '.join(sources)}")
+        raise DataError(f"no training text found in {', '.join(sources)}")
     return tokenizer_from_model(_train(sentences, vocab_size), "the new vocabulary")
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    """Writes the vocabulary file, whole or not at all."""
+    """Writes the vocabulary file atomically."""
     assert tokenizer.model is not None
     write_file(path, tokenizer.model, make_folder=True)
 
@@ -69,13 +69,13 @@ def _train(sentences: list[str], vocab_size: int) -> bytes:
             model_type="bpe",
             vocab_size=vocab_size,
             character_coverage=1.0,
-            # What makes it exact: text is not changed, and what has no piece is spelled in bytes.
+            # For lossless encoding: text is not normalized, and characters without a piece are encoded as bytes.
             normalization_rule_name="identity",
             add_dummy_prefix=False,
             remove_extra_whitespaces=False,
             byte_fallback=True,
             user_defined_symbols=["\n"],
-            # Runs of spaces (code, verse) become pieces; no piece holds a word's end and a space.
+            # Runs of spaces (code, verse) become pieces; no piece contains the end of a word and a space.
             allow_whitespace_only_pieces=True,
             unk_id=0,
             bos_id=-1,
@@ -88,18 +88,18 @@ def _train(sentences: list[str], vocab_size: int) -> bytes:
         limit = re.search(r"value <= (\d+)", str(error))
         advice = f"this text allows at most {limit[1]}" if limit else str(error).strip().splitlines()[-1]
         raise DataError(
-            f"can't train a vocabulary of {vocab_size} pieces: {advice}; give more text or a smaller size"
+            f"can't train a vocabulary of {vocab_size} pieces: {advice}; use more text or a smaller size"
         ) from None
     return model.getvalue()
 
 
 def _within_alphabet(sentences: list[str], vocab_size: int) -> Iterator[str]:
-    """The sentences without the rare characters that would take more than their part of the vocabulary."""
+    """The sentences without rare characters that would take more than their share of the vocabulary."""
     counts = Counter[str]()
     for sentence in sentences:
         counts.update(sentence)
     alphabet = max(1, int(ALPHABET_SHARE * (vocab_size - FIXED_PIECES)))
-    # A line end in their place keeps what was beside them apart.
+    # A line break in their place keeps their neighbours apart.
     rare = {ord(character): "\n" for character, _ in counts.most_common()[alphabet:]}
     return (sentence.translate(rare) for sentence in sentences) if rare else iter(sentences)
 
@@ -107,7 +107,7 @@ def _within_alphabet(sentences: list[str], vocab_size: int) -> Iterator[str]:
 def _sentences(sources: Sequence[str], unit: Unit, validation: float, test: float, splits: set[str]) -> Iterator[str]:
     """Lines of the sample, long ones cut at spaces."""
     share = min(1.0, SAMPLE_BYTES / (total_size(sources) or 1))
-    room = SAMPLE_BYTES  # for sources whose size is not known beforehand
+    room = SAMPLE_BYTES  # for sources of unknown size
     every = itertools.chain.from_iterable(find_documents(source, unit) for source in sources)
     for found in deal(every, validation, test):
         if isinstance(found, LeftOut) or found.split not in splits:

@@ -1,4 +1,4 @@
-"""The functions of books.yaml: documents are read, and words and bytes counted, exactly as `brt data prepare` does."""
+"""The functions of books.yaml: reads documents and counts words and bytes exactly as `brt data prepare` does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def load(folder: str | None = None, **_: Any) -> dict[str, Any]:
     import datasets
 
     if not folder:
-        raise DataError('the task \'books\' needs a folder of texts: give metadata, such as {"folder": "books"}')
+        raise DataError('the task \'books\' needs a folder of text files: give metadata, such as {"folder": "books"}')
     documents = []
     for found in find_documents(folder):
         if isinstance(found, LeftOut):
@@ -31,7 +31,7 @@ def load(folder: str | None = None, **_: Any) -> dict[str, Any]:
 
 
 def text_of(doc: dict[str, str]) -> str:
-    """The text itself: as a template, braces in a book would be taken for expressions."""
+    """The text itself: in a template, braces in a book would be interpreted as expressions."""
     return doc["text"]
 
 

@@ -1,7 +1,7 @@
-"""Kernels in C for CPUs, compiled when the package is installed, where there is a compiler for them.
+"""C kernels for CPUs, compiled when the package is installed, if there is a compiler.
 
 Each is a `torch.library` operator with a fake implementation and a gradient, so that torch.compile and meta tensors see
-through it. Wrappers check everything that a kernel relies on before it sees a pointer.
+through it. Wrappers check everything that a kernel relies on before it gets a pointer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BUILDS = {"AVX512": ("_avx512", "_avx2"), "AVX2": ("_avx2",)}
 
 
 def load(capability: str) -> ctypes.CDLL | None:
-    """The fastest library that there is for a kind of processor."""
+    """The fastest available library for a kind of processor."""
     for build in _BUILDS.get(capability, ()):
         found = importlib.util.find_spec(f"{__name__}.{build}")
         if found is None or found.origin is None:
@@ -36,13 +36,13 @@ def load(capability: str) -> ctypes.CDLL | None:
 
 
 def _shares_threads_with_torch() -> bool:
-    """Whether this process has one OpenMP library only: with two, each would have threads of its own."""
+    """Whether this process has only one OpenMP library: with two, each would have its own threads."""
     maps = Path("/proc/self/maps").read_text()
     return len(set(re.findall(r"\S*/lib[gi]?omp[^/\s]*", maps))) == 1
 
 
 LIBRARY = load(torch.backends.cpu.get_cpu_capability())
-"""The library for this processor, or None. Loaded at once: torch.compile can't look into a lazy one."""
+"""The library for this processor, or None. Loaded eagerly: torch.compile can't trace a lazy one."""
 
 
 class TensorArgument(ctypes.Structure):
@@ -76,7 +76,7 @@ def pointer(x: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype = torch
 
 
 def _check(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    # Problems are put into words only where there are some: words take longer than a small kernel.
+    # Messages are formatted only on errors: formatting takes longer than a small kernel.
     if not x.is_cpu or x.dtype != dtype:
         check(False, f"{x.dtype} on {x.device}, where it takes {dtype} on a CPU")
     if x.shape != shape:
@@ -84,7 +84,7 @@ def _check(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 
 def check(holds: bool, problem: str) -> None:
-    """Before C sees a pointer. An error of ours and not the user's, but no assertion, which Python can switch off."""
+    """Check before C gets a pointer. An internal error, but not an assertion, which Python can disable."""
     if not holds:
         raise ValueError(f"a C kernel was given {problem}")
 
@@ -101,7 +101,7 @@ def tokens_first(like: Tensor, K: int | None = None) -> Tensor:
 
 
 def once_differentiable(*names: str) -> None:
-    """Gradients of these operators, which compute gradients themselves, are an error instead of wrong."""
+    """Make double backward an error instead of wrong."""
 
     def refuse(ctx: Any, *grads: Any) -> None:
         raise RuntimeError(
@@ -114,7 +114,7 @@ def once_differentiable(*names: str) -> None:
 
 
 class Kernel:
-    """A function of the library. It returns 0, or 1 where there was no memory for its work."""
+    """A function of the library. It returns 0, or 1 if it could not allocate memory."""
 
     def __init__(self, name: str, *arguments: Any) -> None:
         self.name, self.arguments = name, arguments

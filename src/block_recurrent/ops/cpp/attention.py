@@ -24,7 +24,7 @@ from block_recurrent.ops.cpp import (
 )
 
 SIDE = 32
-"""So many numbers of minus infinity on both sides of the bias; as in C."""
+"""Padding of minus infinity on both sides of the bias; as in C."""
 
 
 def cpp_window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float, fixed_keys: int = 0) -> Tensor:
@@ -39,14 +39,14 @@ def cpp_window_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout:
 
 def cpp_attend(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], dropout: float) -> Tensor:
     """q (B, H, groups * N, K), keys and values (B, H, M, K) of each group -> like q."""
-    if q.shape[2] == 0:  # a call without tokens, which only puts the initial state into fresh lanes
+    if q.shape[2] == 0:  # a call without tokens, which only sets the initial state of new lanes
         return torch.zeros_like(q)
     rows = [with_rows(x) for x in keys], [with_rows(x) for x in values]
     return torch.ops.brt.attend(with_rows(q), *rows, _seed(dropout), dropout)[0]
 
 
 def _seed(dropout: float) -> Tensor:
-    # The mask is drawn from a seed, and again in the backward pass. A tensor: torch.compile can't look at numbers.
+    # The mask is drawn from a seed, and again in the backward pass. A tensor, for torch.compile.
     return torch.randint(2**62, (1,)) if dropout else torch.zeros(1, dtype=torch.int64)
 
 
@@ -69,7 +69,7 @@ _backward = Kernel(
 
 
 class Attention(NamedTuple):
-    """A call of the kernel: queries (B, H, groups * N, K), and for each group its keys and values in so many pieces."""
+    """A call of the kernel: queries (B, H, groups * N, K), and for each group its keys and values in pieces."""
 
     q: Tensor
     keys: Sequence[Tensor]
@@ -107,7 +107,7 @@ class Attention(NamedTuple):
         )
 
     def _checked(self) -> tuple[Any, ...]:
-        """Shape, queries, keys, values and bias as C wants them."""
+        """Shape, queries, keys, values and bias for C."""
         B, H, queries, K = self.q.shape
         N, pieces = queries // self.groups, len(self.keys) // self.groups
         rows = tuple(self.keys[0].shape)

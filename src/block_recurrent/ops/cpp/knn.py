@@ -22,7 +22,7 @@ from block_recurrent.ops.cpp import (
 )
 
 MULTIPLE = 48
-"""Rows that tell which keys count have a multiple of so many numbers; as in C."""
+"""The rows of visible keys are padded to a multiple of this; as in C."""
 
 
 def cpp_knn_attend(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, neighbors: int) -> Tensor:

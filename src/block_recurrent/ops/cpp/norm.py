@@ -1,4 +1,4 @@
-"""Normalisation by the kernel in `norm.c`."""
+"""Normalization by the kernel in `norm.c`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cpp_norm(x: Tensor, weight: Tensor, share: float, epsilon: float) -> Tensor:
 
 
 def cpp_unit_heads(heads: Tensor, scales: Tensor, epsilon: float) -> tuple[Tensor, ...]:
-    """As `norm.unit_heads`. One operator, whose gradients are written side by side: torch would join and copy them."""
+    """As `norm.unit_heads`. One operator, whose gradients are written next to each other: torch would copy them."""
     weight = scales.view(-1, 1).expand(-1, heads.shape[-1]).contiguous()
     return tuple(torch.ops.brt.unit_heads(with_rows(heads), weight, epsilon))
 
@@ -48,7 +48,7 @@ _backward = Kernel("norm_backward", _Norm, TensorArgument, POINTER, TensorArgume
 
 
 def normalize(x: Tensor, weight: Tensor, share: float, epsilon: float) -> Tensor:
-    """What `cpp_norm` gives, outside of autograd."""
+    """`cpp_norm` without autograd."""
     check(x.shape[3] % 16 == 0, "rows that are no multiple of 16 numbers")
     y, shape = tokens_first(x), tuple(x.shape)
     arguments = _Norm(*shape, share, epsilon, torch.get_num_threads())
@@ -108,7 +108,7 @@ torch.library.define(
 @torch.library.impl("brt::unit_heads", "CPU")
 def _unit_heads(heads: Tensor, weight: Tensor, epsilon: float) -> list[Tensor]:
     H = heads.shape[1] - len(weight)
-    values = tokens_first(heads[:, :H]).copy_(heads[:, :H])  # an operator may not return a part of what it got
+    values = tokens_first(heads[:, :H]).copy_(heads[:, :H])  # an operator must not return a view of its input
     parts = zip(heads[:, H:].split(H, dim=1), weight.split(H), strict=True)
     return [values, *(normalize(x, part, 1.0, epsilon) for x, part in parts)]
 

@@ -1,6 +1,6 @@
 """A block's step of the recurrent state as one operator: products by torch, the rest by `norm.c` and `attention.c`.
 
-In operators of torch's own it would be some twenty small ones, and twice as many in the backward pass.
+With operators of torch it would be about twenty small ones, and twice as many in the backward pass.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _state_step_backward(*arguments: Any) -> tuple[list[Tensor], list[Tensor], l
     Attention(queries[:, H:], given.keys, given.values).gradients_into(
         d_token, d_token_keys, d_token_values, None, (by_tokens, by_token_sums), d_by_tokens
     )
-    # What came to keys, values and queries from elsewhere, if anything did.
+    # Gradients of keys, values and queries from elsewhere, if any.
     for to, others in zip((d_keys, d_values, d_unit[:, H:]), d_results[1:], strict=True):
         if others.numel():
             to += others

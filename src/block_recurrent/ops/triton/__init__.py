@@ -1,4 +1,4 @@
-"""Kernels in Triton for GPUs. Nothing here imports triton before a kernel runs."""
+"""Triton kernels for GPUs. triton is imported only when a kernel runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from block_recurrent.errors import ConfigError
 
 OLDEST = (3, 3)
-"""The first version whose kernels take tuples."""
+"""The first version whose kernels accept tuples."""
 
 
 def installed() -> bool:
-    """Whether there is a triton that these kernels compile with."""
+    """Whether a triton version that can compile these kernels is installed."""
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
@@ -26,7 +26,7 @@ def installed() -> bool:
 
 
 def interpreted() -> bool:
-    """Whether kernels run in triton's interpreter, which takes tensors on a CPU."""
+    """Whether kernels run in triton's interpreter, which accepts tensors on a CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 

@@ -15,7 +15,7 @@ LEVELS = 2**31
 
 
 class Tiles(NamedTuple):
-    """Queries and keys of a tile, and what the compiler is told."""
+    """Queries and keys of a tile, and options of the compiler."""
 
     queries: int
     keys: int
@@ -30,7 +30,7 @@ def triton_window_attention(
 
     The first `fixed_keys` keys and values get no gradient.
     """
-    # Drawn on the device, and no number that Python sees: nobody waits, and torch.compile can look through it.
+    # Drawn on the device, without synchronization; torch.compile can trace it.
     seed = torch.randint(2**62 if dropout else 1, (1,), device=q.device)
     rows = (with_rows(x) for x in (q, k, v))
     return torch.ops.brt.triton_attention(*rows, bias.float().contiguous(), seed, dropout, fixed_keys)[0]
@@ -71,7 +71,7 @@ def constants(kernel: str, K: int, dtype: torch.dtype, window: int, dropout: flo
 
 
 def _launch(kernel: str, q: Tensor, window: int, dropout: float, arguments: tuple[Any, ...], rows: int) -> None:
-    """`arguments` and the numbers of dropout, with a program for each head and so many rows."""
+    """`arguments` and the numbers of dropout, with a program for each head and tile of rows."""
     chosen = constants(kernel, q.shape[3], q.dtype, window, dropout)
     at_once = chosen.get("TILE") or chosen["KEYS" if kernel == "keys_backward" else "QUERIES"]
     grid = (-(-rows // at_once), q.shape[0] * q.shape[1])

@@ -1,4 +1,4 @@
-"""Normalisation by the kernels in `norm_kernels.py`, as `torch.library` operators with gradients."""
+"""Normalization by the kernels in `norm_kernels.py`, as `torch.library` operators with gradients."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from block_recurrent.ops.cpp import once_differentiable, tokens_first, with_rows
 from block_recurrent.ops.triton import launching
 
 PROGRAMS = 512
-"""Of the backward pass of `rms`: four for each multiprocessor of a large GPU. Each sums over its rows."""
+"""Programs of the backward pass of `rms`: four per multiprocessor of a large GPU. Each sums over its rows."""
 TOKENS = 16
-"""Tokens of a program of `unit_heads`."""
+"""Tokens per program of `unit_heads`."""
 
 
 def triton_rms_norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:

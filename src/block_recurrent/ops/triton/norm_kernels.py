@@ -1,6 +1,6 @@
-"""The kernels of normalisation in Triton: rows at a mean square of one, and heads at unit length.
+"""Normalization kernels in Triton: rows at a mean square of one, and heads at unit length.
 
-Sums over rows are taken program by program, and then over programs in a fixed order: the same inputs, the same bits.
+Sums over rows are computed per program, and then over programs in a fixed order: results are reproducible.
 """
 
 from __future__ import annotations

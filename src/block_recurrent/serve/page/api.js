@@ -30,7 +30,7 @@ export async function call(method, path, body, options = {}) {
   }
   const answer = await fetch(path, { method, headers, body, ...options });
   if (answer.status === 401) {
-    const given = await ask("This server asks for its API key.");
+    const given = await ask("This server requires an API key.");
     if (given) {
       sessionStorage.setItem("key", given);
       return call(method, path, body, options);

@@ -1,4 +1,4 @@
-// The writing desk: the end of what was read, then what is written, each token coloured by what the memory was worth.
+// The text pane: the end of what was read, then what is generated, each token coloured by how much the memory helped.
 
 import { $, call, count, element, events, json } from "./api.js";
 import { freeName } from "./main.js";
@@ -8,7 +8,7 @@ const ALTERNATIVES = 6;
 const desk = { memory: null, passages: [], refresh: null, writing: null };
 window.desk = desk; // for tests
 
-// ---- What is on the desk: passages written here since the page was opened, as long as the memory still has them
+// ---- Passages generated since the page was opened, as long as the memory still has them
 
 const kept = new Map(); // by the memory's id
 
@@ -93,7 +93,7 @@ async function write(prompt, { into = desk.memory.name, from = desk.memory.name,
     await score(passage, from.includes("@") ? from : `${from}@${at}`, into);
   } catch (error) {
     desk.passages.pop();
-    told(error.name === "AbortError" ? "Stopped: the memory is as it was before." : error.message, error.name !== "AbortError");
+    told(error.name === "AbortError" ? "Stopped: the memory is unchanged." : error.message, error.name !== "AbortError");
     draw();
   } finally {
     buttons(false);
@@ -185,7 +185,7 @@ function showTip(target) {
   if (!token) return;
   const rows = Object.entries(token.top ?? {}).map(([text, logProbability]) => {
     const taken = text === token.text;
-    const row = element("tr", taken ? { class: "taken" } : { "data-token": text, title: "Write on from here with this token, on a new branch" });
+    const row = element("tr", taken ? { class: "taken" } : { "data-token": text, title: "Continue from here with this token, in a new branch" });
     row.append(element("td", {}, visible(text)), element("td", {}, `${(100 * Math.exp(logProbability)).toFixed(1)} %`));
     if (!taken && !text.startsWith("bytes:")) row.addEventListener("click", () => branch(passage, t, text));
     return row;

@@ -38,7 +38,7 @@ function drawShelf() {
       const kept = memory.bytes ? size(memory.bytes) : "another model’s";
       item.append(
         element("b", {}, memory.title === memory.name || !depth ? memory.title : memory.name),
-        element("small", {}, element("span", {}, `${count(memory.tokens)} tokens`), element("span", { title: "Size of the memory: always the same" }, kept)),
+        element("small", {}, element("span", {}, `${count(memory.tokens)} tokens`), element("span", { title: "Size of the memory, which is fixed" }, kept)),
       );
       item.addEventListener("click", () => open(memory.name));
       return item;
@@ -121,11 +121,11 @@ for (const kind of ["dragover", "dragleave", "drop"]) {
   });
 }
 $("blank").addEventListener("click", async () => {
-  const text = await ask("The first words of a new text:", "", "Read");
+  const text = await ask("Beginning of the text:", "", "Read");
   if (text) read(new Blob([text], { type: "text/plain" }), text.slice(0, 40));
 });
 
-// ---- What can be done with a memory
+// ---- Actions on a memory
 
 function alertOf(error) {
   $("told").textContent = error.message;

@@ -33,7 +33,7 @@ export function drawPast(memory, choose) {
   });
   svg.append(shape("line", { class: "axis", x1: 8, x2: width - 8, y1: LINE, y2: LINE }));
   for (const position of memory.trail) {
-    const label = `Place after ${count(position)} tokens`;
+    const label = `Checkpoint after ${count(position)} tokens`;
     const dot = shape("circle", { class: "stop", cx: x(position), cy: LINE, r: 6, tabindex: 0, role: "button", "aria-label": label, "data-at": position }, shape("title", {}, label));
     const take = () => {
       for (const other of svg.querySelectorAll(".chosen")) other.classList.remove("chosen");

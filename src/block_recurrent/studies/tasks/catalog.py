@@ -1,4 +1,4 @@
-"""The tasks by name: their problems, how they are trained, at which points, and what others have published."""
+"""The tasks by name: their problems, training, variants of models, and published results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from block_recurrent.studies.tasks.published import LANGUAGES_AT_500, MQAR_BY_ST
 from block_recurrent.studies.tasks.stream import TaskTraining
 
 STARTS = {"dropout": 0.0, "attention_dropout": 0.0, "scale_init": 6.0, "gate_init": 0.9}
-"""Attention that is sharp and gates that keep from the start: both are learned, but slowly (docs/tasks.md)."""
+"""Sharp attention and long gates from the start: both can be learned, but slowly (docs/tasks.md)."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A model of a curve: fields of its configuration beyond the preset's."""
+    """A variant of a model: fields of its configuration that differ from the preset."""
 
     label: str = ""
     model: Mapping[str, Any] = field(default_factory=dict)
@@ -52,18 +52,18 @@ class TaskSpec:
         return self.points.get(name) or self.points.get("all") or (Point(),)
 
     def changed(self, settings: Mapping[str, Any]) -> TaskSpec:
-        """With some fields of this, of its problem or of its training replaced."""
+        """A copy with some fields of the task, its problem or its training replaced."""
         spec = self
         for key, value in settings.items():
             owner = next((part for part in (spec.problem, spec.training, spec) if key in _settable(part)), None)
             if owner is None:
                 known = [*_settable(spec.problem), *_settable(spec.training), *_settable(spec)]
                 raise ConfigError(
-                    f"{spec.name} has no setting 'task.{key}'{did_you_mean(key, known)}; it has {', '.join(known)}"
+                    f"{spec.name} has no setting 'task.{key}'{did_you_mean(key, known)}; settings: {', '.join(known)}"
                 )
             value = tuple(value) if isinstance(value, list) else value
             if type(value) is not type(getattr(owner, key)):
-                raise ConfigError(f"task.{key} is {value!r}: it must be of the kind of {getattr(owner, key)!r}")
+                raise ConfigError(f"task.{key} is {value!r}: it must have the type of {getattr(owner, key)!r}")
             part: Any = replace(owner, **{key: value})  # type: ignore[type-var]
             if owner is not spec:
                 part = replace(spec, **{"problem" if owner is spec.problem else "training": part})
@@ -103,7 +103,7 @@ def _mqar() -> TaskSpec:
     memories = tuple(Point(f"M={n}", {"memory_size": n, "memory_neighbors": min(n, 16)}) for n in (16, 32, 64, 128))
     return TaskSpec(
         "mqar",
-        "multi-query associative recall: accuracy by the numbers in the state, window cache included",
+        "multi-query associative recall: accuracy by the size of the state, including the window cache",
         MQAR(),
         (2, 4, 8, 16),
         (4, 8, 16),
@@ -132,7 +132,7 @@ def _language(name: str) -> Callable[[], TaskSpec]:
 
 
 def _selective() -> TaskSpec:
-    said = "selective copying: 16 symbols scattered in 256 tokens, said in order"
+    said = "selective copying: 16 symbols scattered in 256 tokens, repeated in order"
     return TaskSpec("selective-copying", said, SelectiveCopying(256), (1, 2, 4, 8, 16), (4, 8, 16), 16)
 
 
@@ -167,7 +167,7 @@ TASKS: dict[str, Callable[[], TaskSpec]] = {
     "capacity": _capacity,
 }
 
-# Size micro is for seconds: models of 2 layers, and short problems whose answers lie beyond the reach of windows in
+# Size micro takes seconds: models of 2 layers, and short problems whose answers are beyond the reach of windows in
 # all 3 layers of slide-plus, which costs as much; one point each.
 _QUICK = TaskTraining(220, 20, learning_rate=5e-3, finished=0.15, enough=200)
 _SMALL = STARTS | {"num_layers": 2, "num_states": 4}
@@ -194,8 +194,8 @@ def _micro(spec: TaskSpec) -> TaskSpec:
 
 
 def spec_of(name: str, size: str) -> TaskSpec:
-    """A task as it is trained at a size."""
+    """A task at a size."""
     if name not in TASKS:
-        raise ConfigError(f"there is no task '{name}'{did_you_mean(name, TASKS)}; 'brt tasks list' names all")
+        raise ConfigError(f"there is no task '{name}'{did_you_mean(name, TASKS)}; see 'brt tasks list'")
     spec = TASKS[name]()
     return _micro(spec) if size == "micro" and name in _MICRO else spec

@@ -1,4 +1,4 @@
-"""Copying: a sequence again, backwards, or only what was not noise."""
+"""Copying: a whole sequence, its reverse, or only what is not noise."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Copy(Problem):
 
 @dataclass(frozen=True)
 class SelectiveCopying(Problem):
-    """A few symbols scattered in noise, then as many empty places: say them in order. The level is their number.
+    """A few symbols scattered in noise, then as many blanks: repeat them in order. The level is their number.
 
     As in Mamba (Gu and Dao 2023): 16 symbols in 4096 tokens. Here noise is one symbol, and the first empty place is
     marked by another, which all of them are.
@@ -49,7 +49,7 @@ class SelectiveCopying(Problem):
 
     noise: int = 64  # tokens that the symbols are scattered in, the symbols included
     alphabet: int = 8
-    away: int = 0  # the last so many of these tokens have no symbols
+    away: int = 0  # number of tokens at the end of these without symbols
 
     @property
     def symbols(self) -> int:

@@ -1,4 +1,4 @@
-"""Regular languages: what a finite automaton knows after a string (Deletang et al. 2022).
+"""Regular languages: the state of a finite automaton after a string (Deletang et al. 2022).
 
 | language | symbols | the answer |
 | --- | --- | --- |
@@ -29,8 +29,8 @@ class Language(Problem):
     """A string of the level's length, `=`, and one answer. Arithmetic takes the next odd length: number, sign, ..."""
 
     name: str = "parity"
-    mixed: bool = True  # strings of any length up to the level's, as in training; else of just this length
-    away: int = 0  # more `=` before the one that is asked at
+    mixed: bool = True  # strings of any length up to the level's, as in training; otherwise of exactly this length
+    away: int = 0  # number of additional `=` before the answer
 
     def __post_init__(self) -> None:
         if self.name not in LANGUAGES:
@@ -38,7 +38,7 @@ class Language(Problem):
 
     @property
     def symbols(self) -> int:
-        """Those of strings, the answers, and `=`."""
+        """Symbols of strings, the answers, and `=`."""
         return sum(LANGUAGES[self.name]) + 1
 
     @property
@@ -60,7 +60,7 @@ class Language(Problem):
         else:
             string = rng.integers(symbols, size=length)
         answer = symbols + self.answer(string)
-        tokens = np.full(self.length(level), symbols + answers)  # what comes after the question changes nothing
+        tokens = np.full(self.length(level), symbols + answers)  # tokens after the question have no effect
         tokens[:length] = string
         return ask(tokens, length + self.away, np.array([answer]))
 

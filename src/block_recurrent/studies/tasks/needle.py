@@ -1,10 +1,10 @@
-"""A needle in a book: a sentence planted before thousands of tokens of a real book, and asked for after them.
+"""Needle in a book: a sentence planted before thousands of tokens of a real book, and queried after them.
 
     needle, d tokens of the book, question -> answer
 
-A trained model reads on and on, and is asked at each distance from a copy of its memory: with the memory, with the
-state set back to the initial one (the window's cache is kept), and with nothing read but the question. The answer's
-rank is among all answers that it might have been.
+A trained model reads the book once, and is queried at each distance from a copy of its memory: with the memory, with
+the state reset (the window's cache is kept), and with an empty memory. The answer's
+rank is among all possible answers.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ HOW = ("memory", "without state", "nothing")
 
 @dataclass(frozen=True)
 class Needle:
-    """What is planted, and how it is asked for. The answer follows the question at once."""
+    """The planted sentence and the question. The answer directly follows the question."""
 
     sentence: str = "\n\nRemember this: the treasure of Captain Harker is hidden in {answer}.\n\n"
     question: str = "\n\nRemember this: the treasure of Captain Harker is hidden in"
     answers: tuple[str, ...] = tuple(f" {name}" for name in ANSWERS.split(","))
     distances: tuple[int, ...] = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000)
-    tries: int = 4  # of each book, with another answer
+    tries: int = 4  # per book, each with another answer
 
     def __post_init__(self) -> None:
         if "{answer}" not in self.sentence:
-            raise ConfigError(f"--needle {self.sentence!r}: it must have {{answer}} in it, where the answer stands")
+            raise ConfigError(f"--needle {self.sentence!r}: it must contain {{answer}}, the place of the answer")
         if len(set(self.answers)) < 2:
             raise ConfigError(f"--answers has {len(set(self.answers))}: a rank needs at least 2 different ones")
         if not self.distances or min(self.distances) < 1:
@@ -50,13 +50,13 @@ class Needle:
 def find_needles(
     model: BlockRecurrentLM, tokenizer: Tokenizer, books: dict[str, str], needle: Needle, progress: Progress
 ) -> list[dict[str, Any]]:
-    """Rank and bits of the answer by book, answer, distance and what the model had."""
+    """Rank and bits of the answer by book, answer, distance and memory."""
     engine, results = Engine(model), []
     shortest = min(needle.distances)
     texts = {name: tokenizer.encode(text) for name, text in books.items()}
     for name, tokens in texts.items():
         if len(tokens) < shortest:
-            raise DataError(f"'{name}' has {len(tokens):,} tokens: the nearest distance is {shortest:,}")
+            raise DataError(f"'{name}' has {len(tokens):,} tokens, fewer than the shortest distance, {shortest:,}")
     whole = sum(min(max(needle.distances), len(tokens)) for tokens in texts.values()) * needle.tries
     done = 0
     for name, tokens in texts.items():
@@ -78,7 +78,7 @@ def _one_needle(
     needle: Needle,
     chosen: int,
 ) -> list[dict[str, Any]]:
-    """One pass over the book; a memory is a value, so asking leaves the reading as it was."""
+    """One pass over the book; a memory is a value, so queries do not affect the reading."""
     answer = needle.answers[chosen]
     planted = tokenizer.encode(needle.sentence.format(answer=answer.strip() if answer.startswith(" ") else answer))
     question = tokenizer.encode(needle.question)
@@ -101,7 +101,7 @@ def _after(tokenizer: Tokenizer, question: str, option: str) -> NDArray[np.int32
     before, both = tokenizer.encode(question), tokenizer.encode(question + option)
     if not np.array_equal(both[: len(before)], before):
         raise ConfigError(
-            f"the answer {option!r} changes the tokens of the question before it: end the question in a whole word"
+            f"the answer {option!r} changes the tokens of the question before it: end the question with a whole word"
         )
     return both[len(before) :]
 
@@ -123,7 +123,7 @@ def _asked(
 
 
 def _without_state(memory: DocumentMemory, model: BlockRecurrentLM) -> DocumentMemory:
-    """The same memory with the learned initial state in the place of what was read."""
+    """The same memory with the learned initial state."""
     first = initial_states(model)
     layers = [
         layer if layer.state is None else replace(layer, state=first[i].to(layer.state)[None].expand_as(layer.state))

@@ -1,4 +1,4 @@
-"""Names and their values: one asked for, many asked for, and how many a state can hold."""
+"""Key-value pairs: one query, many queries, and the capacity of a state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _told(names: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int
 
 @dataclass(frozen=True)
 class _Pairs(Problem):
-    """Different names, each with any value, and one symbol more that separates or fills."""
+    """Different names, each with any value, and one extra symbol as separator and filler."""
 
     names: int
     values: int
@@ -42,7 +42,7 @@ class Retrieval(_Pairs):
 
     names: int = 10
     values: int = 10
-    away: int = 0  # more question marks between the pairs and the question
+    away: int = 0  # number of additional question marks between the pairs and the question
 
     def length(self, level: int) -> int:
         return 2 * level + 2 + self.away
@@ -59,13 +59,13 @@ class Retrieval(_Pairs):
 class MQAR(Problem):
     """Multi-query associative recall (Arora et al. 2023): pairs, then their names again among other tokens.
 
-    The level is the number of pairs; an example has `tokens_per_pair` tokens for each. Every name comes again once, the
-    sooner the likelier (gaps by a power law, as published), and is followed by its value. All else is random.
+    The level is the number of pairs; an example has `tokens_per_pair` tokens for each. Every name is repeated once, the
+    sooner the more likely (gaps by a power law, as published), and is followed by its value. All else is random.
     """
 
     vocabulary: int = 8192  # half of it names, half of it values
     tokens_per_pair: int = 8
-    away: int = 0  # tokens that are left between the pairs and the first question
+    away: int = 0  # tokens between the pairs and the first question
     power: float = 0.01
 
     @property
@@ -85,7 +85,7 @@ class MQAR(Problem):
         values = half + rng.integers(half, size=level)
         tokens = rng.integers(self.vocabulary, size=self.length(level))
         tokens[: 2 * level] = _told(names, values)
-        # Questions stand at even places, so that each has room for its answer.
+        # Questions are at even positions, so that each has room for its answer.
         first = 2 * level + self.away
         slots = (len(tokens) - first) // 2
         likely = self.power * np.arange(1, slots + 1) ** (self.power - 1)
@@ -98,8 +98,8 @@ class MQAR(Problem):
 class Names(_Pairs):
     """Recall by number of names: pairs, `away` tokens of noise, and then every name in another order.
 
-    The level is the number of pairs. Values said after a name help with no other, so the accuracy times the level is
-    about how many pairs were held.
+    The level is the number of pairs. Values after a name do not help with others, so the accuracy times the level is
+    about the number of pairs that were remembered.
     """
 
     names: int = 32

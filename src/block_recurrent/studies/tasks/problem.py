@@ -1,7 +1,7 @@
-"""What every memory task is made of: examples with answers, made from a seed.
+"""The interface of memory tasks: examples with answers, generated from a seed.
 
 tokens    x1 x2 x3 |  y1 y2
-targets    .  .  . y1 y2 y3      only answers carry loss, and only they are measured
+targets    .  .  . y1 y2 y3      only answers contribute to the loss and are measured
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Example(NamedTuple):
     """One document, position by position."""
 
     tokens: NDArray[np.int64]
-    targets: NDArray[np.int64]  # 0 where nothing is asked
+    targets: NDArray[np.int64]  # 0 where there is no answer
     mask: NDArray[np.bool_]  # where an answer is the target
 
 
@@ -32,7 +32,7 @@ class Problem(ABC):
     @property
     @abstractmethod
     def chance(self) -> float:
-        """Accuracy of who knows the rules and has forgotten the example."""
+        """Accuracy of guessing with knowledge of the rules, but not of the example."""
 
     @abstractmethod
     def length(self, level: int) -> int:
@@ -40,21 +40,21 @@ class Problem(ABC):
 
     @abstractmethod
     def example(self, rng: np.random.Generator, level: int) -> Example:
-        """An example; the same for the same random numbers."""
+        """An example, determined by the random numbers."""
 
     def for_tests(self) -> Problem:
-        """The problem that accuracy is measured on, where training mixes what tests keep apart."""
+        """The problem to measure accuracy on, if training mixes what tests separate."""
         return self
 
 
 def ask(tokens: NDArray[np.int64], first: int, answers: NDArray[np.int64]) -> Example:
-    """An example whose answers are the targets from place `first` on, one after the other."""
+    """An example whose answers are the targets from position `first` on."""
     places = first + np.arange(len(answers))
     return ask_at(tokens, places, answers)
 
 
 def ask_at(tokens: NDArray[np.int64], places: NDArray[np.int64], answers: NDArray[np.int64]) -> Example:
-    """An example whose answers are the targets at these places."""
+    """An example whose answers are the targets at these positions."""
     targets, mask = np.zeros(len(tokens), np.int64), np.zeros(len(tokens), bool)
     targets[places], mask[places] = answers, True
     return Example(tokens.astype(np.int64), targets, mask)

@@ -1,4 +1,4 @@
-"""Accuracies that others have published, to be shown beside ours."""
+"""Published accuracies, for comparison."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """One number."""
+    """One published result."""
 
     system: str
-    at: str  # where it was measured
+    at: str  # setting of the measurement
     accuracy: float
-    numbers: int = 0  # in the state, where it is said
+    numbers: int = 0  # size of the state, if stated
 
 
 def _rmt(at: str, xl: float, rmt: float) -> tuple[Published, ...]:

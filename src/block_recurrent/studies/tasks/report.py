@@ -1,4 +1,4 @@
-"""Results of a task as a table beside the published rows, and as a chart."""
+"""Results of a task as a table with published rows, and as a chart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Rows = list[list[str]]
 
 
 def grouped(found: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Runs that differ in their seed only, by system and point."""
+    """Runs that differ only in their seed, by system and variant."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for run in found["runs"]:
         groups.setdefault(f"{run['system']} {run['point']}".strip(), []).append(run)
@@ -24,7 +24,7 @@ def mean_accuracy(runs: list[dict[str, Any]], level: str) -> float:
 
 
 def our_rows(found: dict[str, Any]) -> tuple[list[str], Rows]:
-    """A line per model: accuracy by level, and what it took."""
+    """A row per model: accuracy by level, and the cost."""
     levels = list(found["runs"][0]["accuracy"])
     head = ["system", *(f"{found['axis']} {level}" for level in levels)]
     head += ["lowest of seeds", "seeds", "numbers in the state", "parameters", "updates", "tokens", "minutes"]
@@ -53,7 +53,7 @@ def published_rows(found: dict[str, Any]) -> tuple[list[str], Rows]:
 
 
 def describe(found: dict[str, Any]) -> str:
-    """For the terminal."""
+    """The table for the terminal."""
     lines = [f"{found['task']}: {found['what']}; accuracy, chance is {found['chance']:.4f}", ""]
     lines.append(format_table(*our_rows(found)))
     if found["published"]:
@@ -62,7 +62,7 @@ def describe(found: dict[str, Any]) -> str:
 
 
 def page(found: dict[str, Any]) -> str:
-    """The same in Markdown, with what must be said beside the numbers."""
+    """The table in Markdown, with notes on the conditions."""
     training, machine = found["training"], found["machine"]
     lines = [f"# {found['task']}", "", f"`{found['command']}`", ""]
     lines += [f"{found['what'].capitalize()}. Accuracy of an answer; chance is {found['chance']:.4f}.", ""]
@@ -70,16 +70,16 @@ def page(found: dict[str, Any]) -> str:
     if found["published"]:
         lines += [markdown(*published_rows(found))]
     lines += [
-        f"Size {found['size']}, window {found['window']} where a row says no other; {training['lanes']} examples "
-        f"an update, at most {found['steps at most']:,}; levels {', '.join(map(str, found['levels']))}; AdamW, rate "
+        f"Size {found['size']}, window {found['window']} unless a row says otherwise; {training['lanes']} examples "
+        f"per update, at most {found['steps at most']:,}; levels {', '.join(map(str, found['levels']))}; AdamW, rate "
         f"{training['learning_rate']:g}. Minutes are of training on {machine['processor']}, {machine['cores']} cores, "
-        "shared. Numbers in the state: all that a lane keeps, the window cache included. Parameters are without "
+        "shared. Numbers in the state: all that a lane keeps, including the window cache. Parameters are without "
         "embeddings.",
         "",
     ]
     if found["changed"]:
         said = ", ".join(f"{key} = {value}" for key, value in found["changed"].items())
-        lines += [f"Other than the task's own: {said}.", ""]
+        lines += [f"Changed settings: {said}.", ""]
     lines += [", ".join(f"{name} {version}" for name, version in found["versions"].items()), ""]
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Examples of a problem as segments for the one training loop, in stages that grow as they are mastered."""
+"""Examples of a problem as a stream of segments for training, in stages that grow as they are mastered."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from block_recurrent.studies.tasks.problem import Example, Problem, batch_of
 
 @dataclass(frozen=True)
 class TaskTraining:
-    """How a task is trained."""
+    """Training options of a task."""
 
-    steps: int = 2000  # batches at most
-    cooldown: int = 200  # of these the last ones, over which the learning rate falls to nothing
+    steps: int = 2000  # maximum number of batches
+    cooldown: int = 200  # the last of these, over which the learning rate decays to zero
     lanes: int = 32
     learning_rate: float = 2e-3
-    gate_rate: float = 3.0  # times the learning rate, for the biases of gates
-    mastered: float = 0.5  # bits of an answer under which the next level comes
-    finished: float = 0.02  # bits of an answer at the last level under which the cooldown begins
-    enough: int = 1000  # answers that a stage is judged by
-    earlier: float = 0.2  # share of batches from levels before the present one
+    gate_rate: float = 3.0  # factor on the learning rate of gate biases
+    mastered: float = 0.5  # bits per answer below which the next level starts
+    finished: float = 0.02  # bits per answer at the last level below which the cooldown begins
+    enough: int = 1000  # number of answers to judge a stage by
+    earlier: float = 0.2  # share of batches from earlier levels
     seed: int = 0
 
 
 class Symbols(Tokenizer):
-    """The vocabulary of a task: symbols by number, that no text has."""
+    """The vocabulary of a task: symbols by number, without text."""
 
     sha256 = ""  # there is no file, and nothing to compare
     model = None
@@ -44,7 +44,7 @@ class Symbols(Tokenizer):
         self.size = size
 
     def encode_piece(self, piece: bytes, begin: bool) -> Encoded:
-        raise DataError("a memory task has symbols, and no text")
+        raise DataError("a memory task has symbols, not text")
 
     def safe_end(self, buffer: bytes) -> int:
         return len(buffer)
@@ -59,10 +59,10 @@ def padded_length(problem: Problem, level: int, window: int) -> int:
 
 
 class TaskStream(SegmentStream):
-    """Batches of examples, all lanes at one level; each example is a document of its own.
+    """Batches of examples, all lanes at one level; each example is a separate document.
 
     A segment is a whole example, as long as its level makes it: gradients reach back to its beginning. If the model's
-    segment is shorter (Transformer-XL), an example comes in so many pieces, each an update, and all are equally long.
+    segment is shorter (Transformer-XL), an example is divided into several pieces of equal length, each an update.
     """
 
     observes = True
@@ -94,7 +94,7 @@ class TaskStream(SegmentStream):
 
     @property
     def fingerprint(self) -> str:
-        """All that decides which examples come."""
+        """Everything that determines the examples."""
         what = {"levels": self.levels, "window": self.window, "pieces": self.pieces} | asdict(self.training)
         return f"{type(self.problem).__name__} {json.dumps(vars(self.problem) | what)}"
 
@@ -113,7 +113,7 @@ class TaskStream(SegmentStream):
         return Segment(mine(tokens[self._mine]), mine(targets[self._mine]), mine(mask[self._mine]), starts)
 
     def _make(self, number: int) -> Example:
-        """A batch by its number and the stages alone, so that a stream can be resumed inside of it."""
+        """A batch from its number and the stages, so that a stream can be resumed inside it."""
         rng = np.random.default_rng([self.training.seed, number])
         top = self.curriculum.level_at(number)
         before = [level for level in self.levels if level < top]

@@ -1,4 +1,4 @@
-"""A task from its name to accuracies: plan, train by the one training loop, measure. Stopped studies go on."""
+"""A study of a task: plan, train with the training loop, measure. Stopped studies can be resumed."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ LANES = 64  # of measuring
 
 @dataclass(frozen=True)
 class TaskStudy:
-    """What was asked for."""
+    """The options of a study."""
 
     spec: TaskSpec
     size: str
     systems: tuple[str, ...]  # the first sets the pace of the curriculum; the others get the same examples
     out: Path
     seeds: int = 1
-    budget: float | None = None  # minutes of training at most, for each run; None: the task's own number of batches
-    settings: dict[str, Any] = field(default_factory=dict)  # what was changed, for the plan
+    budget: float | None = None  # maximum minutes of training per run; None: the task's number of batches
+    settings: dict[str, Any] = field(default_factory=dict)  # changed settings, for the plan
     model: dict[str, Any] = field(default_factory=dict)  # fields of all models' configurations
 
     def model_config(self, system: str, point: Point) -> ModelConfig:
@@ -62,7 +62,7 @@ class TaskStudy:
         cuts_gradients = system.startswith("xl")
         longest = padded_length(spec.problem, spec.levels[-1], window["window"])
         values = {**spec.model, **window, "segment": window["window"] if cuts_gradients else longest}
-        # A recurrent layer that the model has: the preset's may lie above a lower stack.
+        # A recurrent layer that the model has: the preset's may be beyond a smaller stack.
         layers = preset(system, self.size).num_layers if "num_layers" not in values else values["num_layers"]
         if SYSTEMS[system].extra_layers and "num_layers" in values:
             layers = values["num_layers"] = layers + 1
@@ -106,7 +106,7 @@ def _cooldown(wanted: int, steps: int) -> int:
 
 
 def run_task(study: TaskStudy, tell: Callable[[str], None]) -> dict[str, Any] | None:
-    """Train and measure what is not there yet; all results of these systems. None: stopped."""
+    """Train and measure the missing runs; returns all results, or None if it was stopped."""
     steps = _plan(study, tell)
     results: list[dict[str, Any]] = []
     for seed in range(study.seeds):
@@ -115,7 +115,7 @@ def run_task(study: TaskStudy, tell: Callable[[str], None]) -> dict[str, Any] | 
             for number, point in enumerate(study.spec.points_of(system)):
                 folder = study.out / "runs" / study.spec.name / _folder_name(system, point, seed)
                 tell(f"{study.spec.name}: {system} {point.label}, seed {seed}".replace(" ,", ","))
-                # Those of the same place in the first system's curve, or of its last point.
+                # The stages of the first system at the same point of the curve, or at its last point.
                 pace = stages.get(str(number), stages.get("last"))
                 found = _one_run(study, (system, point, seed, steps), folder, pace)
                 if found is None:
@@ -145,7 +145,7 @@ def _folder_name(system: str, point: Point, seed: int) -> str:
 
 
 def _plan(study: TaskStudy, tell: Callable[[str], None]) -> int:
-    """Batches of every run at most; decided the first time, kept from then on."""
+    """Maximum number of batches per run; decided the first time and then kept."""
     path = study.out / "runs" / study.spec.name / PLAN
     asked = {"size": study.size, "budget": study.budget, "settings": study.settings}
     if path.is_file():
@@ -153,8 +153,8 @@ def _plan(study: TaskStudy, tell: Callable[[str], None]) -> int:
         for key, value in json.loads(json.dumps(asked)).items():
             if plan[key] != value:
                 raise ConfigError(
-                    f"'{study.out}' holds {study.spec.name} with {key} {plan[key]!r}, now it is {value!r}: "
-                    "give another --out"
+                    f"'{study.out}' has {study.spec.name} with {key} {plan[key]!r}, but now it is {value!r}: "
+                    "choose another --out"
                 )
         return plan["steps"]
     steps, seconds = study.spec.training.steps, None
@@ -162,14 +162,14 @@ def _plan(study: TaskStudy, tell: Callable[[str], None]) -> int:
         tell(f"{study.spec.name}: timing a step of {study.systems[0]}")
         seconds = _seconds_of_a_step(study)
         steps = max(10, round(study.budget * 60 / seconds))
-        tell(f"{seconds:.2f} s a step: at most {steps} for every run")
+        tell(f"{seconds:.2f} s per step: at most {steps} steps per run")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {**asked, "seconds_of_a_step": seconds, "steps": steps})
     return steps
 
 
 def _seconds_of_a_step(study: TaskStudy) -> float:
-    """Of the first system at the last level; the median after one to warm up."""
+    """Step time of the first system at the last level; the median after a warm-up step."""
     system = study.systems[0]
     config = study.run_config(system, study.spec.points_of(system)[-1], 0, 1000)
     stages: Stages = [(1, study.spec.levels[-1])]
@@ -191,7 +191,7 @@ def _task(study: TaskStudy, config: RunConfig, seed: int, steps: int, stages: St
 def _one_run(
     study: TaskStudy, which: tuple[str, Point, int, int], folder: Path, stages: Stages | None
 ) -> dict[str, Any] | None:
-    """Train and measure, unless it has been done; None: stopped."""
+    """Train and measure, unless it has been done; None if it was stopped."""
     scores = folder / SCORES
     if scores.is_file():
         return json.loads(scores.read_text())
@@ -228,7 +228,7 @@ def _one_run(
 
 @torch.no_grad()
 def accuracy(model: BlockRecurrentLM, spec: TaskSpec, level: int) -> float:
-    """Share of answers that the model finds likeliest, over examples that training never sees."""
+    """Share of answers that the model finds most likely, over examples that are not in training."""
     rng = np.random.default_rng([2**31, level])
     problem, right, asked = spec.problem.for_tests(), 0, 0
     for first in range(0, spec.examples, LANES):
@@ -236,7 +236,7 @@ def accuracy(model: BlockRecurrentLM, spec: TaskSpec, level: int) -> float:
         batch = batch_of(problem, rng, level, lanes, problem.length(level), problem.symbols)
         tokens, targets, mask = map(torch.from_numpy, batch)
         hidden, _ = model.hidden(tokens)
-        # The document mark is no answer.
+        # The document mark is not an answer.
         guesses = (hidden[mask] @ model.embedding.weight[:-1].T).argmax(-1)
         right, asked = right + int((guesses == targets[mask]).sum()), asked + int(mask.sum())
     return right / asked
