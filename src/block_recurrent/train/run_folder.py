@@ -56,7 +56,9 @@ def locked(run: Path) -> Iterator[None]:
 
 
 def _refuse_other_folders(run: Path) -> None:
-    """A folder is a run's if it is empty, or has what a run begins with."""
+    """A folder is a run's if it is empty, or has what a run begins with; and if safetensors can open its files."""
+    if str(run) != str(run).encode(errors="replace").decode():
+        raise TrainingError(f"--out '{run}' is not UTF-8: choose another name")
     names = {path.name for path in run.iterdir()} if run.is_dir() else set()
     if names - {LOCK, "checkpoints", "tensorboard", METRICS, LOG} and CONFIG not in names:
         raise TrainingError(f"--out '{run}' holds '{min(names)}' and is not a run's folder: choose another --out")
