@@ -63,6 +63,7 @@ def test_two_runs(rec: Path, slide: Path, corpus: Corpus, tmp_path: Path, capsys
     assert report["a"]["config"]["model.num_layers"] == 3
     printed = capsys.readouterr().out
     assert "|" in printed
+    assert printed.index("token, bits rec-fixed-skip, bits slide-plus") < printed.index("is better (")
     left = [report["headroom"][side]["bands"][-1]["bigram"] for side in "ab"]
     assert f"rec-fixed-skip {left[0]:.4f}, slide-plus {left[1]:.4f}" in printed
     scores = tmp_path / "scores.json"
