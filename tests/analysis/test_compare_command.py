@@ -171,6 +171,7 @@ def test_inspect(rec: Path, corpus: Corpus, tmp_path: Path, capsys: pytest.Captu
     for word in ("attention_gate keep", "most read vectors", "blocks that changed the state most", "taken away"):
         assert word in printed
     (layer,) = json.loads(numbers.read_text())["layers"]
+    assert list(layer["gates"]) == ["attention_gate_keep"]
     assert len(layer["change"]) == len(layer["state_norm"]) == (len(TEXTS["one.txt"]) + 1) // 16
     assert page.read_text().startswith("<!doctype html>")
     assert main(["inspect", str(rec), "test/two.txt", "--data", str(corpus.folder), "--tokens", "64"]) == 0

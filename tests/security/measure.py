@@ -34,7 +34,7 @@ from block_recurrent.cli.main import main
 from block_recurrent.data import Corpus, load_tokenizer
 from block_recurrent.data.sources.document import SPLITS
 from block_recurrent.errors import BlockRecurrentError
-from block_recurrent.hub.manifest import check_export
+from block_recurrent.hub.manifest import README, check_export
 from block_recurrent.inference.session_file import read_memory_file
 from block_recurrent.io.tensors import read_tensors
 from block_recurrent.model.language_model import BlockRecurrentLM
@@ -68,6 +68,7 @@ class Kind(NamedTuple):
 
     path: Callable[[Path], Path]
     load: Callable[[Path], object]
+    leave_out: tuple[str, ...] = ()
 
 
 # Logs are no input of anything: a run is read from its configuration, tokenizer and checkpoints.
@@ -84,7 +85,8 @@ KINDS = {
     "prepared data, subwords": Kind(lambda f: f / "pieces", lambda f: _load_data(f / "pieces")),
     "packed model": Kind(lambda f: f / "box", lambda f: (load_run(f / "box"), card_of(str(f / "box")))),
     "tuned state": Kind(lambda f: f / "tuned.state", lambda f: load_state(load_run(f / RUN).model, f / "tuned.state")),
-    "export": Kind(lambda f: f / "hf", lambda f: check_export(f / "hf")),
+    # The card of an export is for people to complete: nothing is loaded from it.
+    "export": Kind(lambda f: f / "hf", lambda f: check_export(f / "hf"), (README,)),
 }
 LOADERS: list[tuple[str, Callable[[Path], object]]] = [
     ("x.memory", read_memory_file),
@@ -118,7 +120,7 @@ def _load_config(path: Path) -> object:
 def flips(folder: Path, kind: str, count: int, seed: int = 0) -> dict[str, Any]:
     """So many byte flips in the files of a kind."""
     what = KINDS[kind]
-    source = Flips(what.path(folder), seed, LOGS)
+    source = Flips(what.path(folder), seed, (*LOGS, *what.leave_out))
     accepted, tracebacks = [], []
     for _ in range(count):
         file, position, mask = source.one()
@@ -259,7 +261,7 @@ def main_(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            make_all(folder)
+            make_all(folder) if {"flips", "forged"} & {*args.only} else make_data(folder)
         counts = dict.fromkeys(FORGERIES, args.forged_others) | {"memory files": args.forged}
         attacks: dict[str, list[Callable[[], dict[str, Any]]]] = {
             "flips": [partial(flips, folder, kind, args.flips) for kind in KINDS],
