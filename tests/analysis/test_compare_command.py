@@ -63,6 +63,7 @@ def test_two_runs(rec: Path, slide: Path, corpus: Corpus, tmp_path: Path, capsys
     assert report["a"]["config"]["model.num_layers"] == 3
     printed = capsys.readouterr().out
     assert "|" in printed
+    assert printed.index("token, bits rec-fixed-skip, bits slide-plus") < printed.index("is better (")
     left = [report["headroom"][side]["bands"][-1]["bigram"] for side in "ab"]
     assert f"rec-fixed-skip {left[0]:.4f}, slide-plus {left[1]:.4f}" in printed
     scores = tmp_path / "scores.json"
@@ -173,6 +174,7 @@ def test_inspect(rec: Path, corpus: Corpus, tmp_path: Path, capsys: pytest.Captu
     for word in ("attention_gate keep", "most read vectors", "blocks that changed the state most", "ablated vectors"):
         assert word in printed
     (layer,) = json.loads(numbers.read_text())["layers"]
+    assert list(layer["gates"]) == ["attention_gate_keep"]
     assert len(layer["change"]) == len(layer["state_norm"]) == (len(TEXTS["one.txt"]) + 1) // 16
     assert page.read_text().startswith("<!doctype html>")
     assert main(["inspect", str(rec), "test/two.txt", "--data", str(corpus.folder), "--tokens", "64"]) == 0

@@ -14,10 +14,11 @@ from block_recurrent.cli.main import COMMANDS, main
 def test_doctor_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
+    assert all(key == key.lower() and " " not in key for section in facts.values() for key in section)
     assert set(facts) == {"versions", "machine", "choices", "kernels", "speed", "extras"}
     assert facts["choices"]["dtype_auto"] in ("float32", "bfloat16")
     assert facts["machine"]["threads_of_torch"] >= 1
-    assert facts["choices"]["kernels_in_C"].startswith(("in use", "missing"))
+    assert facts["choices"]["kernels_in_c"].startswith(("in use", "missing"))
     assert "GFLOP/s" in next(iter(facts["speed"].values()))
     assert main(["doctor"]) == 0
     assert "versions:\n" in capsys.readouterr().out
@@ -30,6 +31,8 @@ def test_doctor_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
         (["brt", "pre"], ["presets"]),
         (["brt", "data", "pre"], ["prepare"]),
         (["brt", "train", "--sys"], ["--system"]),
+        (["brt", "train", "--system", "memo"], ["memorizing"]),
+        (["brt", "train", "--size", "ti"], ["tiny"]),
         (["brt", "write", "runs/first", "--temp"], ["--temperature"]),
         (["brt", "bench", "steptime", "--rep"], ["--repeats"]),
         (["brt", "data", "prepare", "books", "--tok"], ["--tokenizer"]),

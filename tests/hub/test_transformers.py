@@ -182,6 +182,8 @@ def test_what_is_not_supported_is_refused(loaded: Callable) -> None:
         model(ids, past_key_values=memory)
     with pytest.raises(InputError, match="give at least the last token"):
         model.generate(past_key_values=memory, max_new_tokens=3)
+    with pytest.raises(InputError, match="input_ids is empty"):
+        model.generate(ids[:, :0], max_new_tokens=3)
     with pytest.raises(InputError, match="does not support inputs_embeds"):
         model(inputs_embeds=torch.zeros(1, 2, 48))
     with pytest.raises(InputError, match="not supported"):

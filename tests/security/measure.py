@@ -1,13 +1,15 @@
 """Byte flips, forged files, threads and kills, counted: `python -m tests.security.measure --out results/hardening`.
 
 Every flip changes one byte of a real file, loads it as a command would, and puts it back. 'accepted' are those that
-loaded without a word; 'tracebacks' those that raised anything but a one-line error of ours.
+loaded without a word; 'tracebacks' those that raised anything but a one-line error of ours. A forged file has a random
+change and hashes that fit: it is refused, or used without harm. 'stuck' are killed runs that did not resume.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import json
 import os
@@ -24,20 +26,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from block_recurrent.checkpoint import list_checkpoints, load_run
+import torch
+
+from block_recurrent.bench.harness import machine, versions
+from block_recurrent.checkpoint import list_checkpoints, load_run, load_state, verify
+from block_recurrent.cli.main import main
 from block_recurrent.data import Corpus, load_tokenizer
 from block_recurrent.data.sources.document import SPLITS
 from block_recurrent.errors import BlockRecurrentError
-from block_recurrent.inference.session_file import load_session, read_memory_file
-from block_recurrent.run_config import read_toml
-from block_recurrent.train.state import check_resumable
-from tests.security.made import Flips, flip, make_data, make_run, train_arguments
-
-RUN = "rec-fixed-skip"
+from block_recurrent.hub.manifest import README, check_export
+from block_recurrent.inference.session_file import read_memory_file
+from block_recurrent.io.tensors import read_tensors
+from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.models.card import card_of, read_card
+from block_recurrent.presets import preset
+from block_recurrent.run_config import RunConfig, read_toml
+from block_recurrent.train.state import check_resumable, read_state
+from tests.security.forging import FORGERIES
+from tests.security.made import RUN, SUBWORDS, SYSTEMS, Flips, flip, make_all, make_data, train_arguments
 
 
 def _load_data(folder: Path) -> None:
-    corpus = Corpus(folder / "data")
+    corpus = Corpus(folder)
     for split in SPLITS:
         for index in range(len(corpus.documents(split))):
             corpus.tokens(split, index)
@@ -48,10 +58,9 @@ def _load_checkpoint(folder: Path) -> None:
     check_resumable(list_checkpoints(folder / RUN)[-1])
 
 
-def _load_export(folder: Path) -> None:
-    from block_recurrent.hub.manifest import check_export
-
-    check_export(folder / "hf")
+def _load_run(folder: Path) -> None:
+    load_run(folder / SUBWORDS)
+    check_resumable(list_checkpoints(folder / SUBWORDS)[-1])
 
 
 class Kind(NamedTuple):
@@ -63,37 +72,55 @@ class Kind(NamedTuple):
 
 
 # Logs are no input of anything: a run is read from its configuration, tokenizer and checkpoints.
-LOGS = ("metrics.jsonl", "log.txt", ".lock")
+LOGS = ("metrics.jsonl", "log.txt", "tensorboard", ".lock")
 KINDS = {
     "memory file": Kind(lambda f: f / f"{RUN}.memory", lambda f: read_memory_file(f / f"{RUN}.memory")),
     "memory file, kNN": Kind(lambda f: f / "memorizing.memory", lambda f: read_memory_file(f / "memorizing.memory")),
     "checkpoint": Kind(lambda f: list_checkpoints(f / RUN)[-1], _load_checkpoint),
     "manifest of a checkpoint": Kind(lambda f: list_checkpoints(f / RUN)[-1] / "manifest.json", _load_checkpoint),
-    "config.toml": Kind(lambda f: f / RUN / "config.toml", lambda f: load_run(f / RUN)),
-    "prepared data": Kind(lambda f: f / "data", _load_data),
+    "run folder": Kind(lambda f: f / SUBWORDS, _load_run),
+    "config.toml of a run": Kind(lambda f: f / SUBWORDS / "config.toml", _load_run),
+    "tokenizer.model of a run": Kind(lambda f: f / SUBWORDS / "tokenizer.model", _load_run),
+    "prepared data, bytes": Kind(lambda f: f / "data", lambda f: _load_data(f / "data")),
+    "prepared data, subwords": Kind(lambda f: f / "pieces", lambda f: _load_data(f / "pieces")),
+    "packed model": Kind(lambda f: f / "box", lambda f: (load_run(f / "box"), card_of(str(f / "box")))),
+    "tuned state": Kind(lambda f: f / "tuned.state", lambda f: load_state(load_run(f / RUN).model, f / "tuned.state")),
+    # The card of an export is for people to complete: nothing is loaded from it.
+    "export": Kind(lambda f: f / "hf", lambda f: check_export(f / "hf"), (README,)),
 }
-TARGETS: dict[str, Callable[[Path], object]] = {
-    "x.memory": read_memory_file,
-    "x.toml": lambda path: RunConfigOf(path),
-    "x.model": load_tokenizer,
-    "manifest.json": lambda path: Corpus(path.parent),
-}
+LOADERS: list[tuple[str, Callable[[Path], object]]] = [
+    ("x.memory", read_memory_file),
+    ("x.state", lambda path: load_state(_model(), path)),
+    ("x.toml", lambda path: _load_config(path)),
+    ("x.model", load_tokenizer),
+    ("x.safetensors", read_tensors),
+    ("manifest.json", lambda path: Corpus(path.parent)),
+    ("manifest.json", lambda path: verify(path.parent)),
+    ("card.json", lambda path: read_card(path.parent)),
+    ("state.json", lambda path: read_state(path.parent)),
+    ("block_recurrent_manifest.json", lambda path: check_export(path.parent)),
+]
+"""Each with the name of the file that it reads."""
 
 
-def RunConfigOf(path: Path) -> object:  # noqa: N802
+@functools.cache
+def _model() -> BlockRecurrentLM:
+    torch.manual_seed(0)
+    return BlockRecurrentLM(preset(RUN, "micro", vocab_size=257))
+
+
+def _load_config(path: Path) -> object:
     """A run's configuration that says something: any text of comments is one that says nothing."""
     values = read_toml(path, sealed=True)
     if not values:
         raise BlockRecurrentError("it says nothing")
-    from block_recurrent.run_config import RunConfig
-
     return RunConfig.from_dict(values)
 
 
 def flips(folder: Path, kind: str, count: int, seed: int = 0) -> dict[str, Any]:
     """So many byte flips in the files of a kind."""
     what = KINDS[kind]
-    source = Flips(what.path(folder), seed, what.leave_out)
+    source = Flips(what.path(folder), seed, (*LOGS, *what.leave_out))
     accepted, tracebacks = [], []
     for _ in range(count):
         file, position, mask = source.one()
@@ -109,60 +136,21 @@ def flips(folder: Path, kind: str, count: int, seed: int = 0) -> dict[str, Any]:
         finally:
             flip(file, position, mask)
     what.load(folder)
-    return {"what": kind, "flips": count, "accepted": accepted, "tracebacks": tracebacks}
+    return {"what": f"byte flips: {kind}", "count": count, "accepted": accepted, "tracebacks": tracebacks}
 
 
-def forged(folder: Path, count: int, seed: int = 0) -> dict[str, Any]:
-    """Memory files with random changes and a valid hash: refused, or used without a crash."""
-    from tests.security.made import forge
-
-    loaded = {system: load_run(folder / system) for system in (RUN, "memorizing")}
-    rng, outcomes = random.Random(seed), {"refused": 0, "used": 0}
+def forged(folder: Path, kind: str, count: int, seed: int = 0) -> dict[str, Any]:
+    """Files with random changes and valid hashes: refused in one line, or used; never a traceback or a crash."""
+    rng, used = random.Random(seed), 0
     tracebacks: list[Any] = []
     for _ in range(count):
-        system = rng.choice(list(loaded))
-        path = forge(folder / f"{system}.memory", folder / "forged.memory", lambda h, t: _mutate(h, t, rng))
+        FORGERIES[kind].make(folder, rng)
         try:
-            session = load_session(path, loaded[system].model, loaded[system].tokenizer, None)
-            session.loss_of("and what follows")
-            "".join(session.write(4))
-            outcomes["used"] += 1
-        except BlockRecurrentError:
-            outcomes["refused"] += 1
+            used += FORGERIES[kind].use(folder)
         except Exception as error:
             tracebacks.append(repr(error))
-    return {"what": "forged memory files", "count": count, **outcomes, "tracebacks": tracebacks}
-
-
-ODD = (0, 1, -1, 7, 2**31, 2**40, 2**63, 2**70, 1.5, True, None, "", "x", [], [0], [[1]], {}, {"1": [3]}, float("nan"))
-
-
-def _mutate(header: dict[str, Any], tensors: dict[str, Any], rng: random.Random) -> None:
-    """One change of a header's value, of a setting, or of a tensor's shape or type."""
-    where = rng.choice(["header", "config", "extra", "tensor", "tensor", "drop"])
-    if where in ("config", "extra") or where == "header":
-        values = header if where == "header" else header[where]
-        key = rng.choice([key for key in values if key != "version"])
-        values[key] = rng.choice(ODD)
-        return
-    name = rng.choice(list(tensors))
-    x = tensors[name]
-    if where == "drop":
-        del tensors[name]
-        return
-    dim = rng.randrange(x.dim())
-    changes = [
-        lambda: x.narrow(dim, 0, max(1, x.shape[dim] - rng.randrange(1, 4))),
-        lambda: x.repeat_interleave(2, dim),
-        lambda: x.transpose(0, dim),
-        lambda: x.flatten(),
-        lambda: x.double(),
-        lambda: x.half(),
-        lambda: x.int(),
-        lambda: x * float("inf"),
-        lambda: x[..., :0],
-    ]
-    tensors[name] = rng.choice(changes)().clone()
+    refused = count - used - len(tracebacks)
+    return {"what": f"forged {kind}", "count": count, "refused": refused, "used": used, "tracebacks": tracebacks}
 
 
 def threads(operations: int) -> dict[str, Any]:
@@ -181,104 +169,111 @@ def threads(operations: int) -> dict[str, Any]:
     return {"what": "operations on forks in threads", "count": done, "wrong": wrong}
 
 
-def kills(folder: Path, count: int, during_saves: int, seed: int = 0) -> dict[str, Any]:
+def kills(folder: Path, system: str, count: int, saves: int, seed: int = 0) -> dict[str, Any]:
     """kill -9 at any moment, and while a checkpoint is written; then to the end, and every line of metrics compared."""
-    rng, differing, stuck, done = random.Random(seed), 0, 0, 0
+    rng, differing, stuck, during = random.Random(seed), 0, 0, 0
+    run = folder / system
     kept = ("step", "split", "bits_per_token", "tokens_seen", "learning_rate", "gradient_norm")
+    command = [sys.executable, "-m", "block_recurrent", *train_arguments(folder, system, 12)]
 
-    def lines(run: Path) -> list[list[Any]]:
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        return [[row.get(key) for key in kept] for row in rows]
+    def rows() -> list[list[Any]]:
+        lines = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
+        return [[line.get(key) for key in kept] for line in lines]
 
-    for system in ("slide", RUN, "memorizing"):
-        arguments = train_arguments(folder, system, 12)
-        command = [sys.executable, "-m", "block_recurrent", *arguments]
-        shutil.rmtree(folder / system, ignore_errors=True)
-        began = time.monotonic()
-        subprocess.run(command, check=True, capture_output=True)
-        whole, expected = time.monotonic() - began, lines(folder / system)
-        shutil.rmtree(folder / system)
-        share, saves = count // 3 + (system == RUN) * (count % 3), during_saves // 3
-        for number in range(share):
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            if number < saves:
-                while process.poll() is None and not list((folder / system / "checkpoints").glob(".*.part")):
-                    time.sleep(0.0005)
-            else:
-                time.sleep(rng.uniform(0.3, 1.0) * whole)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            done += 1
-            if process.returncode == 0:  # it was faster: the next one begins anew
-                differing += lines(folder / system) != expected
-                shutil.rmtree(folder / system)
-        end = subprocess.run(command, capture_output=True)
-        stuck += end.returncode != 0
-        differing += lines(folder / system) != expected
-    return {"what": "kill -9", "count": done, "during_saves": during_saves, "differing_runs": differing, "stuck": stuck}
+    def different_lines() -> int:
+        found = rows()
+        return abs(len(found) - len(expected)) + sum(a != b for a, b in zip(found, expected, strict=False))
+
+    def unfinished() -> bool:
+        return any((run / "checkpoints").glob(".*.part"))
+
+    shutil.rmtree(run, ignore_errors=True)
+    began = time.monotonic()
+    subprocess.run(command, check=True, capture_output=True)
+    whole, expected = time.monotonic() - began, rows()
+    shutil.rmtree(run)
+    done = 0
+    while done < count:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        waits_for_save = during < saves
+        if waits_for_save:
+            while process.poll() is None and unfinished():  # the one that the last kill has left is swept first
+                time.sleep(0.0005)
+            while process.poll() is None and not unfinished():
+                time.sleep(0.0005)
+        else:
+            time.sleep(rng.uniform(0.3, 1.0) * whole)
+        process.send_signal(signal.SIGKILL)
+        if process.wait() != -signal.SIGKILL:  # it was faster: no kill, and the next one begins anew
+            stuck += process.returncode != 0
+            differing += different_lines()
+            shutil.rmtree(run)
+            continue
+        done, during = done + 1, during + (waits_for_save and unfinished())
+    stuck += subprocess.run(command, capture_output=True).returncode != 0
+    differing += different_lines()
+    what = f"kill -9: {system}"
+    return {"what": what, "count": done, "during_saves": during, "differing_lines": differing, "stuck": stuck}
 
 
-def hash_cost(tokens: int) -> dict[str, Any]:
-    """Time to check the hashes of token files, as a share of a pass over them: building the lanes of segments alone."""
-    from block_recurrent.data import LaneStream
+def hash_cost(system: str, size: str, tokens: int, scored: int) -> dict[str, Any]:
+    """Time to check the hashes of token files, as a share of a pass over the same tokens: the fastest there is, which
+    is scoring. In seconds of the processor, so that other programs on the machine count little."""
+    from block_recurrent.evaluate.scoring import score
 
+    rng = random.Random(0)
     with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
         folder = Path(place)
         make_data(folder)
-        rng = random.Random(0)
         for number in range(8):
             (folder / "books" / "train" / f"{number}.txt").write_bytes(bytes(rng.choices(b"abcdefgh ", k=tokens // 8)))
-        from block_recurrent.cli.main import main
-
-        main(["data", "prepare", str(folder / "books"), "--out", str(folder / "data"), "--overwrite"])
-        seconds = []
-        for _ in range(2):
+        command = ["data", "prepare", str(folder / "books"), "--out", str(folder / "data"), "--overwrite"]
+        assert main(command) == 0
+        checking = []
+        for _ in range(5):
             corpus = Corpus(folder / "data")
-            for _ in range(2):  # the first pass checks, the second does not
-                began = time.perf_counter()
-                for step in LaneStream(corpus, "train", 8, 1024, one_pass=True, prefetch=0):
-                    assert step.tokens.size
-                seconds.append(time.perf_counter() - began)
-    checked, plain = min(seconds[0::2]), min(seconds[1::2])
-    rate = tokens / max(checked - plain, 1e-9)
-    return {"what": "checking token files", "tokens": tokens, "seconds": checked - plain, "tokens_per_second": rate}
+            began = time.process_time()
+            documents = [corpus.tokens("train", index) for index in range(8)]
+            checking.append(time.process_time() - began)
+        model = BlockRecurrentLM(preset(system, size, corpus.vocab_size)).eval()
+        scoring = []
+        for _ in range(2):
+            began = time.process_time()
+            list(score(model, [document[: scored // 8] for document in documents], 8))
+            scoring.append(time.process_time() - began)
+    checked, passed = min(checking) / tokens, min(scoring) / scored
+    rates = {"tokens_checked_per_second": 1 / checked, "tokens_scored_per_second": 1 / passed}
+    return {"what": f"checking token files: {system}, {size}", **rates, "share_of_a_pass": checked / passed}
 
 
 def main_(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("--out", type=Path, required=True, help="results are written to OUT.json and OUT.md")
-    parser.add_argument("--flips", type=int, default=1000)
-    parser.add_argument("--forged", type=int, default=500)
-    parser.add_argument("--operations", type=int, default=5000)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--saves", type=int, default=15)
-    parser.add_argument("--only", choices=("flips", "forged", "threads", "hashes", "kills"), help="one kind of attack")
+    parser.add_argument("--flips", type=int, default=1000, help="in each kind of file (default: %(default)s)")
+    parser.add_argument("--forged", type=int, default=500, help="of memory files (default: %(default)s)")
+    parser.add_argument("--forged-others", type=int, default=100, help="of each other kind (default: %(default)s)")
+    parser.add_argument("--operations", type=int, default=5000, help="in threads, on forks (default: %(default)s)")
+    parser.add_argument("--kills", type=int, default=10, help="of each family (default: %(default)s)")
+    parser.add_argument("--saves", type=int, default=3, help="of them during saves (default: %(default)s)")
+    names = ("flips", "forged", "threads", "hashes", "kills")
+    parser.add_argument("--only", nargs="+", default=names, choices=names, help="which attacks (default: all)")
     args = parser.parse_args(argv)
-    results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            make_data(folder)
-            for system in (RUN, "memorizing"):
-                make_run(folder, system)
-        kinds = dict(KINDS)
-        with contextlib.suppress(ImportError, BlockRecurrentError):
-            from block_recurrent.hub.export import export_folder
-
-            export_folder(folder / RUN, folder / "hf")
-            kinds["export"] = KINDS["export"] = Kind(lambda f: f / "hf", _load_export)
+            make_all(folder) if {"flips", "forged"} & {*args.only} else make_data(folder)
+        counts = dict.fromkeys(FORGERIES, args.forged_others) | {"memory files": args.forged}
         attacks: dict[str, list[Callable[[], dict[str, Any]]]] = {
-            "flips": [partial(flips, folder, kind, args.flips) for kind in kinds],
-            "forged": [partial(forged, folder, args.forged)],
+            "flips": [partial(flips, folder, kind, args.flips) for kind in KINDS],
+            "forged": [partial(forged, folder, kind, count) for kind, count in counts.items()],
             "threads": [partial(threads, args.operations)],
-            "hashes": [partial(hash_cost, 4_000_000)],
-            "kills": [partial(kills, folder, args.kills, args.saves)],
+            "hashes": [partial(hash_cost, RUN, "tiny", 4_000_000, 65_536)],
+            "kills": [partial(kills, folder, system, args.kills, args.saves) for system in SYSTEMS],
         }
-        for name, works in attacks.items():
-            for work in works if args.only in (None, name) else ():
-                results.append(work())
-                print(json.dumps(_short(results[-1])), flush=True)
-    _write(args.out, results)
+        for work in (work for name in args.only for work in attacks[name]):
+            result = work()
+            print(json.dumps(_short(result)), flush=True)
+            _write(args.out, result)
     return 0
 
 
@@ -286,20 +281,22 @@ def _short(result: dict[str, Any]) -> dict[str, Any]:
     return {key: len(value) if isinstance(value, list) else value for key, value in result.items()}
 
 
-def _write(out: Path, results: list[dict[str, Any]]) -> None:
-    """Beside what was measured before, with `--only`."""
+def _write(out: Path, result: dict[str, Any]) -> None:
+    """Beside what was measured before: a result takes the place of an earlier one of its name."""
     before = json.loads(out.with_suffix(".json").read_text())["results"] if out.with_suffix(".json").exists() else []
-    measured = {result["what"] for result in results}
-    results = [result for result in before if result["what"] not in measured] + results
-    command = "python -m tests.security.measure --out results/hardening"
+    by_name = {each["what"]: each for each in [*before, result]}
     sanitizers = os.environ.get("BRT_SANITIZED", "")
-    out.with_suffix(".json").write_text(json.dumps({"command": command, "results": results}, indent=1) + "\n")
+    command = "make sanitize" if sanitizers else "python -m tests.security.measure --out results/hardening"
+    found = {"command": command, "machine": machine(), "versions": versions(), "results": list(by_name.values())}
+    out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
     built = f", kernels built with {sanitizers}" if sanitizers else ""
     lines = [f"`{command}`{built}", "", "| what | figures |", "| --- | --- |"]
-    for result in results:
-        figures = ", ".join(f"{k.replace('_', ' ')} {_figure(v)}" for k, v in _short(result).items() if k != "what")
-        lines.append(f"| {result['what']} | {figures} |")
-    out.with_suffix(".md").write_text("\n".join([*lines, "", (__doc__ or "").split("\n\n")[1]]))
+    for each in by_name.values():
+        figures = ", ".join(f"{k.replace('_', ' ')} {_figure(v)}" for k, v in _short(each).items() if k != "what")
+        lines.append(f"| {each['what']} | {figures} |")
+    where = [f"{machine()['processor']}, {machine()['cores']} cores", *map(" ".join, versions().items())]
+    notes = (__doc__ or "").split("\n\n")[1:]
+    out.with_suffix(".md").write_text("\n\n".join(["\n".join(lines), *notes]) + f"\nOn {'; '.join(where)}.\n")
 
 
 def _figure(value: Any) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,11 +22,10 @@ from block_recurrent.data import Corpus, LaneStream
 from block_recurrent.errors import BlockRecurrentError, CheckpointError, ConfigError, FileFormatError
 from block_recurrent.inference.session_file import read_memory_file
 from block_recurrent.io import door
+from block_recurrent.io.tensors import read_tensors
 from block_recurrent.run_config import RunConfig, TrainConfig, read_toml
 from block_recurrent.train.state import check_resumable
-from tests.security.made import flip, train_arguments
-
-RUN = "rec-fixed-skip"
+from tests.security.made import RUN, SUBWORDS, flip, reseal, train_arguments
 
 
 def one_line(capsys) -> str:
@@ -33,14 +34,6 @@ def one_line(capsys) -> str:
     assert len(lines) == 1, error
     assert "Traceback" not in error
     return lines[0]
-
-
-def reseal(path: Path) -> None:
-    """The manifest of a checkpoint anew, as somebody would who plants something."""
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest.pop("sha256")
-    manifest["files"] = door.list_files(path)
-    (path / "manifest.json").write_text(door.seal_json(json.dumps(manifest)))
 
 
 class _RunsCode:
@@ -138,7 +131,7 @@ def test_nothing_that_is_not_finite_becomes_a_checkpoint(files, what, monkeypatc
 def test_there_is_a_checkpoint_before_the_first_validation(files, monkeypatch, capsys):
     from block_recurrent.train.validation import Validator
 
-    def crash(self, module):
+    def crash(self, module, progress):
         raise CheckpointError("validation crashed")
 
     shutil.rmtree(files / RUN)
@@ -164,12 +157,56 @@ def test_an_edited_configuration_is_found_and_named(files, capsys):
     assert main(["train", "--config", str(copy), "--out", str(files / "another"), "--steps", "1"]) == 0
 
 
-def test_a_flipped_tokenizer_is_found(files, capsys):
-    config = RunConfig.from_dict(read_toml(files / RUN / "config.toml"))
-    config = config.replace("data", tokenizer="0" * 64)
-    (files / RUN / "config.toml").write_text(config.to_toml())
-    assert main(["score", str(files / RUN), str(files / "text.txt")]) == 1
-    assert "the tokenizer of" in one_line(capsys)
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
+def test_a_flipped_tokenizer_is_found(files, place, capsys):
+    run, path = files / SUBWORDS, files / SUBWORDS / "tokenizer.model"
+    whole = path.read_bytes()
+    flip(path, int(place * len(whole)), 1)
+    for arguments in (
+        ["score", str(run), str(files / "text.txt")],
+        ["write", str(run), "--tokens", "3"],
+        ["export", str(run), "--out", str(files / "model.safetensors")],
+    ):
+        assert main(arguments) == 1
+        assert "the tokenizer of" in one_line(capsys)
+    assert main(["train", "--out", str(run), "--steps", "3"]) == 0
+    assert path.read_bytes() == whole, "training writes the one of its data, whose hash it has checked"
+
+
+def test_a_random_state_that_is_none_is_refused(files, capsys):
+    for path in list_checkpoints(files / RUN):
+        save_file({"cpu": torch.zeros(3)}, path / "random-00000-of-00001.safetensors")
+        reseal(path)
+    assert main(train_arguments(files, RUN, 3)) == 1
+    assert "can't be resumed: its random state is not one of torch's" in one_line(capsys)
+
+
+def test_white_space_of_another_kind_in_a_header_is_found(files):
+    path = files / f"{RUN}.memory"
+    tensors, _ = read_tensors(path)
+    raw = path.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = raw[8:end].rstrip(b" ") + b" " * 8
+    path.write_bytes(len(header).to_bytes(8, "little") + header + raw[end:])
+    assert read_tensors(path)[0].keys() == tensors.keys()
+    flip(path, 8 + len(header) - 1, ord(" ") ^ ord("\t"))
+    with pytest.raises(FileFormatError, match="its header was changed"):
+        read_memory_file(path)
+
+
+def test_a_token_outside_the_vocabulary_is_named_with_its_file_and_document(files, capsys):
+    manifest = json.loads((files / "pieces" / "manifest.json").read_text())
+    del manifest["sha256"]
+    path = files / "pieces" / "test.bin"
+    tokens = np.fromfile(path, "<u2")
+    tokens[3] = 60_000
+    tokens.tofile(path)
+    first = next(document for document in manifest["documents"] if document["split"] == "test")
+    mine = tokens[first["offset"] : first["offset"] + first["tokens"]]
+    first["tokens_sha256"] = hashlib.sha256(mine.tobytes()).hexdigest()
+    (files / "pieces" / "manifest.json").write_text(door.seal_json(json.dumps(manifest)))
+    assert main(["eval", str(files / SUBWORDS), "--data", str(files / "pieces")]) == 1
+    assert f"test.bin' is damaged: the tokens of '{first['name']}'" in one_line(capsys)
 
 
 def test_a_run_resumes_by_its_folder_alone(files, capsys):
@@ -184,6 +221,23 @@ def test_any_path_can_be_written_and_read_again(path, tmp_path):
     config = RunConfig.from_dict({"data": {"path": path}, "model": {"window": 8, "segment": 16}})
     (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
     assert RunConfig.from_dict(read_toml(tmp_path / "config.toml", sealed=True)) == config
+
+
+def test_a_path_that_is_not_utf8_is_refused_before_training(files, capsys):
+    odd = files / os.fsdecode(b"\xff")
+    shutil.copytree(files / "data", odd)
+    assert main([*train_arguments(files, RUN, 1), "--data", str(odd), "--out", str(files / "new")]) == 2
+    assert "UTF-8" in one_line(capsys)
+    assert main([*train_arguments(files, RUN, 1), "--out", str(odd / "run")]) == 1
+    assert "is not UTF-8" in one_line(capsys)
+    assert not (odd / "run").exists()
+
+
+@pytest.mark.parametrize("setting", ["schedule.learning_rate=inf", "train.clip=inf", "schedule.learning_rate=nan"])
+def test_a_number_that_is_not_finite_is_no_setting(files, setting, capsys):
+    assert main([*train_arguments(files, RUN, 3), "--out", str(files / "new"), "--set", setting]) == 2
+    assert setting.partition("=")[0] in one_line(capsys)
+    assert not (files / "new").exists()
 
 
 def test_what_can_not_be_written_is_refused():
@@ -228,9 +282,9 @@ def test_a_stream_reads_each_token_file_once_for_its_hash(files, monkeypatch):
     calls = []
     whole = module._is_whole
 
-    def counted(document, tokens):
+    def counted(document, *args):
         calls.append(document.name)
-        return whole(document, tokens)
+        return whole(document, *args)
 
     monkeypatch.setattr(module, "_is_whole", counted)
     corpus = Corpus(files / "data")
@@ -266,3 +320,29 @@ def test_a_pipe_is_no_source(tmp_path, capsys):
     assert "is not a regular file" in one_line(capsys)
     with pytest.raises(BlockRecurrentError):
         read_memory_file(tmp_path / "pipe")
+
+
+def test_exported_files_can_be_read_by_all_and_have_a_card(files):
+    assert {path.stat().st_mode & 0o777 for path in (files / "hf").iterdir()} == {0o644}
+    card = (files / "hf" / "README.md").read_text()
+    assert "library_name: transformers" in card
+    assert RUN in card
+
+
+def test_a_changed_export_is_not_loaded(files):
+    from block_recurrent.hub.modeling import BlockRecurrentForCausalLM
+
+    folder = files / "hf"
+    with open(folder / "README.md", "a") as card:
+        card.write("Trained on two sentences.")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "HEAD").write_text("")
+    BlockRecurrentForCausalLM.from_pretrained(folder)
+    planted = folder / "adapter_config.json"
+    planted.write_text("{}")
+    with pytest.raises(FileFormatError, match=r"does not list adapter_config\.json"):
+        BlockRecurrentForCausalLM.from_pretrained(folder)
+    planted.unlink()
+    flip(folder / "model.safetensors", (folder / "model.safetensors").stat().st_size - 1, 1)
+    with pytest.raises(FileFormatError, match=r"model\.safetensors is missing or does not have the hash"):
+        BlockRecurrentForCausalLM.from_pretrained(folder)

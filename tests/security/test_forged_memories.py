@@ -11,7 +11,7 @@ import torch
 from block_recurrent.cli.main import main
 from block_recurrent.errors import FileFormatError
 from block_recurrent.inference.session_file import read_memory_file
-from tests.security.made import forge
+from tests.security.made import forge_memory
 
 REC, MEMORIZING = "rec-fixed-skip", "memorizing"
 
@@ -89,7 +89,7 @@ FORGED = {
 @pytest.mark.parametrize("case", FORGED)
 def test_it_is_refused_in_one_line(case, made, tmp_path, capsys):
     system, change = FORGED[case]
-    forged = forge(made / f"{system}.memory", tmp_path / "forged.memory", change)
+    forged = forge_memory(made / f"{system}.memory", tmp_path / "forged.memory", change)
     with pytest.raises(FileFormatError):
         read_memory_file(forged)
     assert main(["score", str(made / system), str(made / "text.txt"), "--memory", str(forged)]) == 1
@@ -100,7 +100,7 @@ def test_it_is_refused_in_one_line(case, made, tmp_path, capsys):
 
 def test_an_unchanged_one_is_accepted(made, tmp_path):
     for system in (REC, MEMORIZING):
-        forged = forge(made / f"{system}.memory", tmp_path / "same.memory", lambda header, tensors: None)
+        forged = forge_memory(made / f"{system}.memory", tmp_path / "same.memory", lambda header, tensors: None)
         assert read_memory_file(forged).tokens == read_memory_file(made / f"{system}.memory").tokens
 
 

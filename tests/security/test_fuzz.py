@@ -1,8 +1,10 @@
-"""Byte flips over every loader: what is damaged is refused in one line. Briefly here; at length in `make test-slow`."""
+"""Byte flips, forged files and any bytes over every loader: what is damaged is refused in one line. Briefly here; at
+length in `make test-slow`."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,8 +13,9 @@ from hypothesis import strategies as st
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import BlockRecurrentError
 from block_recurrent.run_config import RunConfig, read_toml
+from tests.security.forging import FORGERIES
 from tests.security.made import flip, fresh_copy
-from tests.security.measure import KINDS, TARGETS, flips
+from tests.security.measure import KINDS, LOADERS, flips, forged
 
 BRIEFLY = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -39,15 +42,41 @@ def test_no_flip_is_accepted_silently_at_length(kind, made, tmp_path):
     assert (found["accepted"], found["tracebacks"]) == ([], [])
 
 
-@BRIEFLY
-@given(st.binary(max_size=300))
-def test_any_bytes_are_a_one_line_error_for_every_loader(made, tmp_path, raw):
-    for name, load in TARGETS.items():
-        path = tmp_path / name
+@pytest.mark.parametrize("kind", FORGERIES)
+def test_a_forged_file_is_refused_or_used_without_harm(kind, made, tmp_path):
+    copy = fresh_copy(made, tmp_path / "copy")
+    assert forged(copy, kind, 6, seed=1)["tracebacks"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FORGERIES)
+def test_a_forged_file_is_refused_or_used_without_harm_at_length(kind, made, tmp_path):
+    copy = fresh_copy(made, tmp_path / "copy")
+    assert forged(copy, kind, 500, seed=2)["tracebacks"] == []
+
+
+def refused_by_every_loader(folder, raw):
+    for name, load in LOADERS:
+        path = folder / "one" / name
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(raw)
         with pytest.raises(BlockRecurrentError) as error:
             load(path)
         assert "\n" not in str(error.value)
+        path.unlink()
+
+
+@BRIEFLY
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_one_line_error_for_every_loader(tmp_path, raw):
+    refused_by_every_loader(tmp_path, raw)
+
+
+@pytest.mark.slow
+@settings(BRIEFLY, max_examples=5000)
+@given(st.binary(max_size=300) | values.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_a_one_line_error_for_every_loader_at_length(tmp_path, raw):
+    refused_by_every_loader(tmp_path, raw)
 
 
 @BRIEFLY

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,13 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from block_recurrent.cli.main import COMMANDS, _Terminal, main
+from block_recurrent.cli.main import COMMANDS, _Terminal, main, parser_of
+from block_recurrent.cli.output import size
 from block_recurrent.errors import printable
 from block_recurrent.inference.session_file import read_memory_file
 from block_recurrent.inference.trail import FOLDER as CHECKPOINTS
-from tests.security.made import TEXT
+from block_recurrent.run_config import RunConfig, read_toml
+from tests.security.made import RUN, TEXT, train_arguments
 
-RUN = "rec-fixed-skip"
 BRT = [sys.executable, "-m", "block_recurrent"]
 
 
@@ -42,18 +45,26 @@ BRT = [sys.executable, "-m", "block_recurrent"]
         ["write", RUN, "--tokens", "3", "--log-probs", "BOOK"],
         ["write", RUN, "--tokens", "3", "--save", "BOOK"],
         ["read", RUN, "text.txt", "--memory", "BOOK"],
+        ["memory", "rewind", f"{RUN}.memory", "--to", "1", "--out", "BOOK"],
+        ["compare", RUN, RUN, "--data", "data", "--out", "report"],
+        ["inspect", RUN, "text.txt", "--out", "BOOK"],
+        ["harness", RUN, "--books", "books", "--json", "BOOK"],
+        ["models", "--json", "BOOK"],
+        ["tasks", "list", "--json", "BOOK"],
         ["read", RUN, "text.txt", "--memory", f"{RUN}.memory"],
     ],
     ids=lambda arguments: " ".join(arguments[:2]) + arguments[-2],
 )
 def test_a_file_that_exists_is_not_replaced(arguments, files, monkeypatch, capsys):
     monkeypatch.chdir(files)
-    for name in ("BOOK", "BOOK.csv"):
-        Path(name).write_text("my book")
+    Path("report").mkdir()
+    mine = [Path(name) for name in ("BOOK", "BOOK.csv", "report/report.json")]
+    for path in mine:
+        path.write_text("my book")
     before = Path(f"{RUN}.memory").read_bytes()
     assert main(arguments) in (1, 2)
     assert "exists" in capsys.readouterr().err
-    assert Path("BOOK").read_text() == Path("BOOK.csv").read_text() == "my book"
+    assert {path.read_text() for path in mine} == {"my book"}
     assert Path(f"{RUN}.memory").read_bytes() == before
 
 
@@ -85,12 +96,23 @@ def test_json_is_one_option_with_snake_case_keys(files, capsys):
             for each in value:
                 yield from keys(each)
 
-    for arguments in (["memory", "info", str(files / f"{RUN}.memory")], ["data", "info", str(files / "data")]):
+    run, data = str(files / RUN), ["--data", str(files / "data")]
+    for arguments in (
+        ["memory", "info", str(files / f"{RUN}.memory")],
+        ["memory", "diff", *[str(files / f"{RUN}.memory")] * 2],
+        ["data", "info", str(files / "data")],
+        ["presets"],
+        ["eval", run, *data, "--split", "validation"],
+        ["headroom", run, *data],
+        ["inspect", run, str(files / "text.txt")],
+        ["score", run, str(files / "text.txt")],
+    ):
         assert main([*arguments, "--json"]) == 0
         printed = json.loads(capsys.readouterr().out)
-        assert main([*arguments, "--json", "-"]) == 0
-        assert json.loads(capsys.readouterr().out) == printed
         assert all(key == key.lower() and " " not in key for key in keys(printed))
+
+    assert main([*arguments, "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == printed
 
 
 def test_memory_info_of_another_text_fails(files, capsys):
@@ -209,6 +231,72 @@ def test_ctrl_c_while_starting_is_one_line(files, monkeypatch, capsys):
     monkeypatch.setattr("importlib.import_module", interrupted)
     assert main(["score", str(files / RUN), str(files / "text.txt")]) == 130
     assert capsys.readouterr().err == "brt: stopped\n"
+
+
+def test_an_unwritable_place_is_found_before_the_work(files, monkeypatch, capsys):
+    monkeypatch.setattr("block_recurrent.checkpoint.load_run", lambda *_: pytest.fail("the work has begun"))
+    data = ["--data", str(files / "data")]
+    names = {"--json": "x.json", "--per-token": "x.csv", "--plot": "x.html"}
+    for option in names:
+        assert main(["eval", str(files / RUN), *data, option, str(files / "nowhere" / names[option])]) == 2
+        assert "there is no folder" in capsys.readouterr().err
+
+
+def test_an_interval_over_few_documents_is_flagged(files, capsys):
+    data = ["--data", str(files / "data")]
+    assert main(["eval", str(files / RUN), *data]) == 0
+    assert "warning: 2 documents are too few for it" in capsys.readouterr().out
+    assert main(["eval", str(files / RUN), *data, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["few_documents"] is True
+
+
+def test_every_default_is_in_the_help():
+    for name in COMMANDS:
+        for parser in _parsers(parser_of(name)):
+            formatter = parser._get_formatter()
+            for action in (action for action in parser._actions if action.option_strings):
+                text = formatter._expand_help(action)
+                has_default = action.default not in (None, False, "", argparse.SUPPRESS) and action.default != []
+                assert not has_default or str(action.default) in text or "default" in text, (name, action.dest)
+                assert "....)" not in text, (name, action.dest)
+
+
+def _parsers(parser):
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from _parsers(below)
+
+
+def test_a_size_has_the_unit_that_suits_it():
+    sizes = {36_000: "35.2 KiB", 12: "12 bytes", 5 << 20: "5.0 MiB", 3 << 30: "3.0 GiB"}
+    assert {count: size(count) for count in sizes} == sizes
+
+
+def test_the_learning_rate_has_a_short_name(files):
+    arguments = [*train_arguments(files, RUN, 1), "--out", str(files / "new"), "--lr", "0.25"]
+    assert main(arguments) == 0
+    assert RunConfig.from_dict(read_toml(files / "new" / "config.toml")).schedule.learning_rate == 0.25
+
+
+class _Tty(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_shown_while_starting_and_while_validating(files, monkeypatch):
+    from block_recurrent.train.report import Reporter
+
+    told = []
+    monkeypatch.setattr(Reporter, "status", lambda self, text: told.append(text))
+    terminal = _Tty()
+    with contextlib.redirect_stderr(terminal):
+        assert main([*train_arguments(files, RUN, 2), "--out", str(files / "new")]) == 0
+    assert "loading torch" in terminal.getvalue()
+    assert f"opening '{files / 'new'}'" in terminal.getvalue()
+    assert told[0] == "validating"
+    assert any(re.fullmatch(r"validating: [\d,]+ of [\d,]+ tokens", text) for text in told)
 
 
 def test_beams_without_end_are_refused(files, capsys):

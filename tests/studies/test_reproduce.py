@@ -26,6 +26,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bytes"
 
 
+def test_the_help_says_what_a_budget_does_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["reproduce", "--help"])
+    assert "validation and scoring come on top" in " ".join(capsys.readouterr().out.split())
+
+
 def study(table: str, data: Path, out: Path, *more: str) -> list[str]:
     small = ["--size", "micro", "--budget", "0.001"]
     for setting in ("train.lanes=2", "train.save_every=10", "eval.every=10"):

@@ -248,7 +248,7 @@ def test_best_survives_worse_ones(make_config: MakeConfig, tmp_path: Path, monke
     from block_recurrent.train.validation import Validator
 
     falling = iter([5.0, 4.0, 4.5, 4.6, 4.7, 4.8])
-    monkeypatch.setattr(Validator, "__call__", lambda self, module: {"bits_per_token": next(falling)})
+    monkeypatch.setattr(Validator, "__call__", lambda *_: {"bits_per_token": next(falling)})
     train(make_config(**{"train.keep": 1, "train.save_every": 0, "eval.every": 2}), tmp_path)
     assert names(tmp_path) == ["step-00000004", "step-00000012"]
 

@@ -26,7 +26,7 @@ def inspection_numbers(inspection: Inspection, ablations: list[Ablation]) -> dic
         "layers": [
             {
                 "layer": layer.layer,
-                "gates": {name: np.round(values, 6).tolist() for name, values in layer.gates.items()},
+                "gates": {name.replace(" ", "_"): np.round(x, 6).tolist() for name, x in layer.gates.items()},
                 **{name: np.round(getattr(layer, name), 6).tolist() for name in ("state_norm", "change")},
                 **{name: np.round(x.mean(0), 6).tolist() if len(x := getattr(layer, name)) else [] for name in MAPS},
                 "most_read": layer.by_reading if len(layer.read) else [],

@@ -8,13 +8,13 @@ import os
 import platform
 import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from block_recurrent.allocator import give_back_freed_memory, keep_freed_memory
 from block_recurrent.errors import ConfigError, did_you_mean
+from block_recurrent.io.progress import tell
 
 PACKAGES = ("block-recurrent", "torch", "triton", "numpy", "sentencepiece")
 MUCH = 0.45
@@ -76,12 +76,6 @@ def chosen(names: str, known: Iterable[str], what: str) -> list[str]:
         if name not in known:
             raise ConfigError(f"there is no {what} '{name}'{did_you_mean(name, known)}; known: {', '.join(known)}")
     return found
-
-
-def tell(text: str) -> None:
-    """Show what a benchmark is doing on the last line of a terminal; nothing if stderr is a file."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def report(rows: list[dict[str, Any]], command: str) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from block_recurrent.bench.harness import best_seconds, chosen, peak_bytes_of, resident_bytes, tell
+from block_recurrent.bench.harness import best_seconds, chosen, peak_bytes_of, resident_bytes
+from block_recurrent.io.progress import tell
 from block_recurrent.presets import SIZES, preset
 
 if TYPE_CHECKING:

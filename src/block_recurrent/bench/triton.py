@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
 def _row(kernel: str, architecture: int, dtype: str, K: int, window: int, dropout: float) -> dict[str, Any]:
     import torch
 
-    from block_recurrent.bench.harness import tell
+    from block_recurrent.io.progress import tell
     from block_recurrent.ops.triton.attention import constants, tiles_of
 
     tell(f"{kernel} in {dtype} with heads of {K} for sm_{architecture}")

@@ -15,8 +15,10 @@ from block_recurrent import models
 from block_recurrent.checkpoint.folders import Checkpoint, find_checkpoint, verify
 from block_recurrent.checkpoint.sharded import read_sharded_weights
 from block_recurrent.data import load_tokenizer
+from block_recurrent.data.tokenizers.base import ByteTokenizer
 from block_recurrent.errors import CheckpointError, FileFormatError
 from block_recurrent.io.atomic import atomic_file
+from block_recurrent.io.door import sha256_of
 from block_recurrent.io.tensors import check_finite, read_tensors, write_tensors
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.models import CONFIG, TOKENIZER
@@ -73,14 +75,15 @@ def read_config(run: Path) -> RunConfig:
 
 
 def read_tokenizer(run: Path, config: RunConfig) -> Tokenizer:
-    """The tokenizer of a run, verified against the hash in its configuration."""
-    tokenizer = load_tokenizer(run / TOKENIZER if (run / TOKENIZER).is_file() else "bytes")
-    if config.data.tokenizer not in ("", tokenizer.sha256):
+    """The tokenizer of a run, if it is the one that the configuration names."""
+    path = run / TOKENIZER
+    found = sha256_of(path) if path.is_file() else ByteTokenizer.sha256
+    if config.data.tokenizer not in ("", found):
         raise CheckpointError(
-            f"the tokenizer of '{run}' is damaged: {TOKENIZER} has SHA-256 {tokenizer.sha256[:12]}, the run was "
-            f"trained with {config.data.tokenizer[:12]}; copy {TOKENIZER} again from the data it was trained on"
+            f"the tokenizer of '{run}' is damaged: {TOKENIZER} has SHA-256 {found[:12]}, the run was trained with "
+            f"{config.data.tokenizer[:12]}; copy {TOKENIZER} again from the data it was trained on"
         )
-    return tokenizer
+    return load_tokenizer(path) if path.is_file() else ByteTokenizer()
 
 
 def export(run: str | Path, out: Path, checkpoint: str | Path = "last") -> LoadedRun:

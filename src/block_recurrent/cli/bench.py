@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from block_recurrent.cli.output import add_json, check_outputs, give_json
+from block_recurrent.cli.output import add_json, check_outputs, give_json, in_snake_case
 from block_recurrent.io.output import markdown, print_table, write_file
 
 BENCHMARKS = (
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         print_table(head, rows)
         print(args.benchmark.NOTE)
         print("; ".join(where))
-    give_json(args, result)
+    give_json(args, {**result, "rows": [in_snake_case(row) for row in result["rows"]]})
     if args.markdown:
         text = f"`{result['command']}`\n\n{markdown(head, rows)}\n{args.benchmark.NOTE}\n\nOn {'; '.join(where)}.\n"
         write_file(args.markdown, text)

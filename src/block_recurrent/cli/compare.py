@@ -91,8 +91,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make_folder(out: Path, overwrite: bool) -> None:
-    if (out / "report.html").exists() and not overwrite:
-        raise ConfigError(f"'{out / 'report.html'}' exists: give --overwrite to replace it, or another --out")
+    for path in (out / "report.html", out / "report.json"):
+        if path.exists() and not overwrite:
+            raise ConfigError(f"'{path}' exists: give --overwrite to replace it, or another --out")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import platform
-import re
 from typing import Any
 
 from block_recurrent.allocator import keep_freed_memory
-from block_recurrent.cli.output import add_json, check_outputs, give_json
+from block_recurrent.cli.output import add_json, check_outputs, give_json, in_snake_case
 from block_recurrent.errors import ConfigError
 
 CORE = ("torch", "numpy", "safetensors", "sentencepiece", "rich")
@@ -37,18 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_outputs(args, "json")
     facts = _facts()
-    give_json(args, {title: {_key(name): value for name, value in section.items()} for title, section in facts.items()})
+    give_json(args, {title: in_snake_case(section) for title, section in facts.items()})
     for title, section in facts.items() if args.json != "-" else ():
         print(f"{title}:")
         width = max(map(len, section))
         for name, value in section.items():
             print(f"  {name:{width}}  {value}")
     return 0
-
-
-def _key(name: str) -> str:
-    """A name as a key of JSON, in snake case."""
-    return re.sub(r"\W+", "_", name).strip("_")
 
 
 def _facts() -> dict[str, dict[str, Any]]:

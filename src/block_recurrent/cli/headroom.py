@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.cli.eval import add_scoring_arguments, load
-from block_recurrent.cli.output import add_json, check_outputs, give_json
+from block_recurrent.cli.output import add_json, check_outputs, give_json, in_snake_case
 from block_recurrent.errors import ConfigError
 from block_recurrent.io.output import print_table
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     }
     if args.json != "-":
         _show(facts, readings)
-    give_json(args, facts)
+    give_json(args, {**facts, "definitions": in_snake_case(DEFINITIONS)})
     return 0
 
 

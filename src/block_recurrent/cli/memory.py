@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from block_recurrent.cli.output import add_json, check_outputs, give_json
+from block_recurrent.cli.output import add_json, add_overwrite, check_outputs, give_json
 from block_recurrent.errors import FileFormatError
 from block_recurrent.io.output import print_table
 
@@ -36,11 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rewind.add_argument(
         "--out", type=Path, metavar="FILE", help="write the restored memory here, instead of replacing the file"
     )
+    add_overwrite(rewind)
     rewind.set_defaults(json=None)
 
 
 def run(args: argparse.Namespace) -> int:
-    check_outputs(args, "json")
+    check_outputs(args, "json", "out")
     return {"info": _info, "diff": _diff, "rewind": _rewind}[args.command](args)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,6 +52,11 @@ def give_json(args: argparse.Namespace, value: Any) -> None:
         print(text)
     elif args.json:
         write_file(Path(os.path.realpath(args.json)), text + "\n")
+
+
+def in_snake_case(titles: dict[str, Any]) -> dict[str, Any]:
+    """What is printed under titles, with keys for JSON."""
+    return {re.sub(r"\W+", "_", title).strip("_").lower(): value for title, value in titles.items()}
 
 
 def check_outputs(args: argparse.Namespace, *names: str) -> None:

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 
 from block_recurrent.accounting import cost_of
-from block_recurrent.cli.output import add_json, check_outputs, give_json
+from block_recurrent.cli.output import add_json, check_outputs, give_json, size
 from block_recurrent.io.output import print_table
 from block_recurrent.presets import DEFAULT_VOCAB_SIZE, SIZES, SYSTEMS, preset
 
@@ -22,9 +22,9 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args, "json")
     rows = []
     for system in [args.system] if args.system else SYSTEMS:
-        for size in [args.size] if args.size else SIZES:
-            cost = cost_of(preset(system, size, vocab_size=args.vocab_size))
-            rows.append({"system": system, "size": size, **dataclasses.asdict(cost)})
+        for dims in [args.size] if args.size else SIZES:
+            cost = cost_of(preset(system, dims, vocab_size=args.vocab_size))
+            rows.append({"system": system, "size": dims, **dataclasses.asdict(cost)})
     give_json(args, rows)
     if args.json == "-":
         return 0
@@ -32,10 +32,7 @@ def run(args: argparse.Namespace) -> int:
     keys = ("parameters", "non_embedding_parameters", "flops_per_token")
     print_table(
         head,
-        (
-            [row["system"], row["size"], *(_short(row[key]) for key in keys), f"{row['memory_bytes'] / 2**20:.2f} MiB"]
-            for row in rows
-        ),
+        ([row["system"], row["size"], *(_short(row[key]) for key in keys), size(row["memory_bytes"])] for row in rows),
     )
     print(f"\nvocabulary {args.vocab_size}; FLOPs per training step, including logits; memory in float32")
     return 0

@@ -11,6 +11,7 @@ from typing import Any
 
 from block_recurrent.cli.output import size
 from block_recurrent.errors import ConfigError, MissingExtraError
+from block_recurrent.io.progress import shown_status
 from block_recurrent.presets import SIZES, SYSTEMS
 from block_recurrent.run_config import (
     DTYPES,
@@ -131,8 +132,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not args.out:
         raise ConfigError("--out is missing: name the run folder")
-    from block_recurrent.runtime import is_launched
-    from block_recurrent.train.loop import train
+    with shown_status("loading torch"):
+        from block_recurrent.runtime import is_launched
+        from block_recurrent.train.loop import train
 
     try:
         finished = train(config, Path(args.out), args.resume)

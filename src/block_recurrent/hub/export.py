@@ -7,7 +7,7 @@ from pathlib import Path
 
 from block_recurrent.checkpoint import LoadedRun, load_run
 from block_recurrent.errors import CheckpointError, ConfigError, MissingExtraError
-from block_recurrent.hub.manifest import write_export_manifest
+from block_recurrent.hub.manifest import README, write_export_manifest
 from block_recurrent.io.atomic import atomic_folder
 
 STUB = "block_recurrent_hf.py"
@@ -26,6 +26,29 @@ except ImportError as error:
 
 __all__ = ["BlockRecurrentConfig", "BlockRecurrentForCausalLM", "BlockRecurrentTokenizer"]
 '''
+
+CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- block-recurrent
+---
+
+# {system} {size}
+
+A Block-Recurrent Transformer ({system}, {size}) after {step:,} steps of training: {parameters:,} parameters, vocabulary
+{vocabulary:,}, window {window}, segment {segment}. Its author should add here what it was trained on, how it was
+evaluated, and its licence.
+
+```python
+import block_recurrent.hub  # pip install 'block-recurrent[hf]'
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+block_recurrent.hub.register()
+model = AutoModelForCausalLM.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+```
+"""
 
 
 def export_folder(run: str | Path, out: Path, checkpoint: str = "last") -> LoadedRun:
@@ -71,7 +94,21 @@ def _write(loaded: LoadedRun, folder: Path, model_class: type) -> None:
     tokenizer.save_pretrained(folder)
     _add_auto_map(folder / "tokenizer_config.json", {"AutoTokenizer": [f"{module}.BlockRecurrentTokenizer", None]})
     (folder / STUB).write_text(STUB_CODE, encoding="utf-8")
+    (folder / README).write_text(_card(loaded), encoding="utf-8")
     write_export_manifest(folder)
+
+
+def _card(loaded: LoadedRun) -> str:
+    config = loaded.model.config
+    return CARD.format(
+        system=loaded.config.system or "model",
+        size=loaded.config.size,
+        parameters=sum(p.numel() for p in loaded.model.parameters()),
+        vocabulary=config.vocab_size,
+        window=config.window,
+        segment=config.segment,
+        step=loaded.checkpoint.step,
+    )
 
 
 def _add_auto_map(path: Path, auto_map: dict[str, list[str | None]]) -> None:

@@ -12,18 +12,24 @@ from block_recurrent.io import door
 FORMAT = "block-recurrent export"
 VERSION = 2
 NAME = "block_recurrent_manifest.json"
+README = "README.md"
+"""The model card, which its author completes."""
 
 
 def write_export_manifest(folder: Path) -> None:
     """Write the manifest of a folder being exported, and make its files readable by all."""
     for path in folder.iterdir():
         path.chmod(0o644)
-    manifest = {"format": FORMAT, "version": VERSION, "files": dict(sorted(door.list_files(folder).items()))}
+    files = {name: digest for name, digest in sorted(door.list_files(folder).items()) if name != README}
+    manifest = {"format": FORMAT, "version": VERSION, "files": files}
     (folder / NAME).write_text(door.seal_json(json.dumps(manifest, indent=1)))
 
 
 def check_export(name: Any) -> None:
-    """Raise an error if a file of an exported folder was changed. Folders of 0.1.0 have no manifest."""
+    """Raise an error if a file of an exported folder was changed or added. Folders of 0.1.0 have no manifest.
+
+    transformers loads more than its own files where it finds them: adapters, pickled weights, templates.
+    """
     folder = Path(str(name))
     if not (folder / NAME).is_file():
         return
@@ -32,7 +38,15 @@ def check_export(name: Any) -> None:
         for listed, digest in files.items():
             if not (folder / listed).is_file() or door.sha256_of(folder / listed) != digest:
                 raise FileFormatError(f"{listed} is missing, or its hash differs")
+        if added := sorted(_visible_files(folder) - files.keys() - {NAME, README}):
+            raise FileFormatError(f"{NAME} does not list {added[0]}")
     except FileFormatError as error:
         raise FileFormatError(
             f"the export '{name}' is damaged: {error}; export it again, or remove {NAME} if you changed it yourself"
         ) from None
+
+
+def _visible_files(folder: Path) -> set[str]:
+    """Hidden ones (.git, .cache) are those of tools that keep folders."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts)}

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from block_recurrent.errors import printable
+
 LINE_SECONDS, BAR_SECONDS = 10.0, 0.1
 Progress = Callable[[int, int | None], None]
 """Called with the amount done and the total, if it is known."""
@@ -34,6 +36,22 @@ def shown_progress(what: str, unit: str = "tokens") -> Iterator[Progress]:
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield _not_too_often(lambda done, whole: bar.update(task, completed=done, total=whole), BAR_SECONDS)
+
+
+def tell(text: str) -> None:
+    """What is being done, on a terminal's last line; nothing where stderr is a file."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{printable(text)}", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def shown_status(text: str) -> Iterator[None]:
+    """Tell while something is done that can't be counted."""
+    tell(text)
+    try:
+        yield
+    finally:
+        tell("")
 
 
 def _lines(what: str, unit: str) -> Progress:

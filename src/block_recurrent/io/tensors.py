@@ -37,11 +37,21 @@ def read_tensors(path: Path, what: str = "file of tensors") -> tuple[dict[str, T
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            return tensors, dict(file.metadata() or {})
+            metadata = dict(file.metadata() or {})
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise FileFormatError(
             f"'{path}' can't be read as a {what}, it is damaged, truncated or another kind of file: {first_line(error)}"
         ) from None
+    if not _header_ends_well(path):
+        raise FileFormatError(f"'{path}' can't be read as a {what}, it is damaged: its header was changed")
+    return tensors, metadata
+
+
+def _header_ends_well(path: Path) -> bool:
+    """The header is filled up with spaces; safetensors would take other white space, and no hash of ours covers it."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return file.read(size).rstrip(b" ").endswith(b"}")
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:

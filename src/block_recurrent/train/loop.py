@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from block_recurrent.checkpoint import INITIAL_STATE, Checkpoint, find_checkpoin
 from block_recurrent.data import Corpus, LaneStream, Segment, SegmentStream, Tokenizer
 from block_recurrent.data.streams.repeats import Repeats
 from block_recurrent.errors import CheckpointError, ConfigError
+from block_recurrent.io.progress import Progress, shown_status
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.run_config import RunConfig, check_same_tokenizer
@@ -37,7 +38,7 @@ from block_recurrent.train.step import Update, Updater
 from block_recurrent.train.validation import SPLIT, Validator
 
 REPEAT_WINDOWS = 8  # how far back planted repeats reach
-Evaluate = Callable[[SegmentsLoss], dict[str, float]]
+Evaluate = Callable[[SegmentsLoss, Progress], dict[str, float]]
 """Scores the model in training; `bits_per_token` of its result decides which checkpoint is the best."""
 
 
@@ -78,10 +79,11 @@ def train(config: RunConfig, run: Path, resume: str = "auto", open_task: OpenTas
     """Train, or resume training, in the folder `run`. Returns whether the last step was reached."""
     with rt.start(*config.train.place) as runtime, ExitStack() as stack:
         runtime.on_main(lambda: stack.enter_context(locked(run)) if runtime.is_main else None)
-        trainer = Trainer(config, runtime, open_task)
-        tokenizer = trainer.task.tokenizer
-        start, notes = runtime.on_main(lambda: open_run(run, trainer.config, tokenizer, resume))
-        notes += trainer.start_from(start)
+        with shown_status(f"opening '{run}'") if runtime.is_main else nullcontext():
+            trainer = Trainer(config, runtime, open_task)
+            tokenizer = trainer.task.tokenizer
+            start, notes = runtime.on_main(lambda: open_run(run, trainer.config, tokenizer, resume))
+            notes += trainer.start_from(start)
         first = trainer.counters.step
         if runtime.is_main:
             cut_back(run / METRICS, first)
@@ -264,7 +266,7 @@ class Trainer:
         if evaluate is None or not self._evaluates(is_last):
             return None, False
         reporter.status("validating")
-        result = evaluate(self.module)
+        result = evaluate(self.module, lambda done, whole: reporter.status(f"validating: {done:,} of {whole:,} tokens"))
         self._evaluated = True
         reporter.metrics({"split": SPLIT, "step": step, **result})
         gain, limit = result.get("state_gain"), self.config.eval.state_warning

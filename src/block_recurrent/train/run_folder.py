@@ -56,7 +56,9 @@ def locked(run: Path) -> Iterator[None]:
 
 
 def _refuse_other_folders(run: Path) -> None:
-    """Accept a folder that is empty or contains a run."""
+    """Accept a folder that is empty or contains a run, with a name that safetensors can open."""
+    if str(run) != str(run).encode(errors="replace").decode():
+        raise TrainingError(f"--out '{run}' is not UTF-8: choose another name")
     names = {path.name for path in run.iterdir()} if run.is_dir() else set()
     if names - {LOCK, "checkpoints", "tensorboard", METRICS, LOG} and CONFIG not in names:
         raise TrainingError(f"--out '{run}' contains '{min(names)}' and is not a run folder: choose another --out")

@@ -134,8 +134,7 @@ class TrainingState:
             if (there := facts.get(name)) != here
         ]
         if facts["world"] == self.runtime.world:
-            random, _ = read_tensors(path / f"random-{_suffix(self.runtime.rank, self.runtime.world)}")
-            rt.set_random_state(random, self.runtime.device)
+            self._read_random_state(path)
         else:
             rt.seed(seed + self.counters.step, self.runtime.rank)
             notes.append(
@@ -143,6 +142,14 @@ class TrainingState:
                 "but dropout uses different random numbers, and sums are rounded in a different order"
             )
         return notes
+
+    def _read_random_state(self, path: Path) -> None:
+        random, _ = read_tensors(path / f"random-{_suffix(self.runtime.rank, self.runtime.world)}")
+        try:
+            rt.set_random_state(random, self.runtime.device)
+        except (KeyError, TypeError, RuntimeError) as error:
+            reason = f"its random state is not one of torch's ({door.first_line(error)})"
+            raise CheckpointError(f"checkpoint '{path}' can't be resumed: {reason}") from None
 
     def load_weights(self, path: Path) -> None:
         """Load only the weights of a checkpoint."""

@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from block_recurrent.data import Corpus
 from block_recurrent.evaluate.scoring import score
 from block_recurrent.inference.engine import Scored
+from block_recurrent.io.progress import Progress
 from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.run_config import RunConfig
 from block_recurrent.runtime import Runtime
@@ -38,11 +39,11 @@ class Validator:
         self.lanes = -(-lanes // runtime.world)
         self.texts = first_tokens(corpus, config.eval.tokens, lanes)[runtime.rank :: runtime.world]
 
-    def __call__(self, module: SegmentsLoss) -> dict[str, float]:
+    def __call__(self, module: SegmentsLoss, progress: Progress | None = None) -> dict[str, float]:
         """Score. Does not change weights, random number generators or the memories of training."""
         with _evaluating(module), torch.no_grad():
             scorer = TrainingScorer(module, self.runtime)
-            pieces = list(score(scorer, self.texts, self.lanes, self.config.model.segment))
+            pieces = list(score(scorer, self.texts, self.lanes, self.config.model.segment, progress=progress))
             scorer.wait_for_others()
             gain = scorer.state_gain() if self.config.model.recurrent_layers else None
         nats, tokens = self.runtime.sums(

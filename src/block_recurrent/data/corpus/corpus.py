@@ -46,7 +46,7 @@ _DOCUMENT: dict[str, door.Rule] = {
     **dict.fromkeys(_COUNTS, door.is_count),
 }
 _RULES: dict[str, door.Rule] = {
-    "tokenizer": lambda x: isinstance(x, dict) and door.is_count(x.get("size")) and door.is_hash(x.get("sha256")),
+    "tokenizer": lambda tokenizer: _is_tokenizer(tokenizer),
     "dtype": lambda dtype: dtype in ("uint16", "uint32"),
     "settings": lambda settings: isinstance(settings, dict),
     "splits": lambda splits: isinstance(splits, dict),
@@ -54,6 +54,13 @@ _RULES: dict[str, door.Rule] = {
     "packages?": lambda packages: isinstance(packages, list),
     "documents": lambda documents: isinstance(documents, list),
 }
+
+
+def _is_tokenizer(x: Any) -> bool:
+    if not isinstance(x, dict) or not door.is_hash(x.get("sha256")):
+        return False
+    size, kind = x.get("size"), x.get("kind")
+    return size == ByteTokenizer.size if kind == BYTES else kind == "sentencepiece" and door.is_count(size)
 
 
 @dataclass(frozen=True)
@@ -165,7 +172,7 @@ class Corpus:
         document = self.documents(split)[index]
         tokens = self._files[split][document.offset : document.offset + document.tokens]
         if (split, index) not in self._whole:
-            if not _is_whole(document, tokens):
+            if not _is_whole(document, tokens, self.eos_token_id):
                 raise FileFormatError(
                     f"'{self.folder / token_file(split)}' is damaged: the tokens of '{document.name}' have changed "
                     "(SHA-256 differs); prepare the folder again"
@@ -191,14 +198,14 @@ class Corpus:
             yield self.tokenizer.decode_bytes(tokens[start : start + DECODE_TOKENS], begin=start == 0)
 
 
-def _is_whole(document: DocumentInfo, tokens: NDArray[np.unsignedinteger]) -> bool:
-    """Whether tokens match the hash in the manifest. For bytes, that is the hash of the text."""
+def _is_whole(document: DocumentInfo, tokens: NDArray[np.unsignedinteger], size: int) -> bool:
+    """Whether tokens are in the vocabulary and match the hash in the manifest (for bytes, the hash of the text)."""
     digest = hashlib.sha256()
     for start in range(0, len(tokens), DECODE_TOKENS):
         piece = tokens[start : start + DECODE_TOKENS]
+        if piece.max() >= size:
+            return False
         if document.tokens_sha256 is None:
-            if piece.max() > 0xFF:
-                return False
             piece = piece.astype(np.uint8)
         digest.update(piece.data)
     return digest.hexdigest() == (document.tokens_sha256 or document.sha256)
