@@ -67,4 +67,4 @@ def test_presets_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["presets", "--size", "160m", "--system", "slide"]) == 0
     printed = capsys.readouterr().out
     assert "151M" in printed
-    assert "48.00 MiB" in printed
+    assert "48.0 MiB" in printed

@@ -124,7 +124,7 @@ def test_damage_is_found(box: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_what_pack_refuses(box: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pack = ["models", "pack", box / "run-code", "--name", "code", "--out"]
-    assert "may have 0.01" in failure(capsys, *pack, tmp_path / "small", "--most-mb", "0.01")
+    assert "the limit is 0.01" in failure(capsys, *pack, tmp_path / "small", "--most-mb", "0.01")
     assert not (tmp_path / "small").exists()
     (tmp_path / "mine").mkdir()
     assert "give --overwrite" in failure(capsys, *pack, tmp_path / "mine")

@@ -245,7 +245,7 @@ def test_an_unwritable_place_is_found_before_the_work(files, monkeypatch, capsys
 def test_an_interval_over_few_documents_is_flagged(files, capsys):
     data = ["--data", str(files / "data")]
     assert main(["eval", str(files / RUN), *data]) == 0
-    assert "warning: 2 documents are too few for it" in capsys.readouterr().out
+    assert "warning: 2 documents are too few for a reliable interval" in capsys.readouterr().out
     assert main(["eval", str(files / RUN), *data, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["few_documents"] is True
 

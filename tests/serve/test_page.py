@@ -101,7 +101,8 @@ def test_read_write_branch_rewind(page: Any, served: Served, tmp_path: Path) -> 
     expected = served.complete(memory=f"Moby-Dick@{size}", prompt=" Ahab", max_tokens=30, seed=3, temperature=0.8)
     assert page.evaluate("desk.passages[0].tokens.slice(5).map((t) => t.id)") == expected["choices"][0]["token_ids"]
 
-    spans.nth(12).hover()
+    # Some of what a random model writes has no shape of its own, such as a mark that joins the letter before it.
+    page.locator("#text span[data-i]:visible").nth(12).hover()
     page.wait_for_selector("#tip:not([hidden])")
     assert page.locator("#tip tr").count() == 6
     assert "with an empty memory" in page.inner_text("#tip")

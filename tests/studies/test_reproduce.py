@@ -29,7 +29,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_help_says_what_a_budget_does_not_count(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["reproduce", "--help"])
-    assert "validation and scoring come on top" in " ".join(capsys.readouterr().out.split())
+    assert "excluding validation and scoring" in " ".join(capsys.readouterr().out.split())
 
 
 def study(table: str, data: Path, out: Path, *more: str) -> list[str]:

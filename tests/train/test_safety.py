@@ -137,7 +137,7 @@ def test_damaged_newest(make_config: MakeConfig, tmp_path: Path, capsys: pytest.
     said = capsys.readouterr().err
     assert "step-00000008' is damaged: the hash of model.safetensors differs" in said
     assert "resuming after step 6 of 12 steps" in said
-    assert "kept as 'unused-step-00000008'" in said
+    assert "renamed to 'unused-step-00000008'" in said
     assert [x for x in read_metrics(run) if x["split"] == "train"] == read_metrics(tmp_path / "whole", "train")
 
 

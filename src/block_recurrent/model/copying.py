@@ -15,7 +15,7 @@ These weights have it built in, all else being as random as before (docs/evidenc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,14 +38,15 @@ def start_copying(model: BlockRecurrentLM) -> None:
     D, H, K = config.d_model, config.num_heads, config.head_dim
     image, seen, copied = (orthogonal(D) for _ in range(3))
     image, seen = image[:, :K], seen[:K]  # (D, K): where images lie; (K, D): what an image shows of a token
-    first, *above = model.layers
+    layers = cast("list[Layer]", list(model.layers))
+    first, *above = layers
     _see_previous(first, image, seen)
     all_heads = config.recurrent_layers or config.memory_layers or (round(3 * config.num_layers / 4),)
     for number, layer in enumerate(above, 2):
         for head in range(H) if number in all_heads else [INDUCTION_HEAD % H]:
             part = (number + head) % max(1, D // K) * K  # so that layers and heads copy different parts of a token
             _copy(layer, slice(head * K, (head + 1) * K), image, seen, copied[part : part + K])
-    for layer in model.layers:
+    for layer in layers:
         if layer.to_state_queries is not None:
             HK = H * K
             layer.to_state_queries.weight.copy_(layer.to_queries.weight)

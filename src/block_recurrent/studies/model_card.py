@@ -22,10 +22,10 @@ ABOUT = {"summary": "", "data": "", "licence": "", "command": "", "limits": [], 
 CURVE_POINTS = 12
 RECIPE = {
     "train": ("lanes", "bptt", "clip", "seed"),
-    "data": ("excerpt",),
+    "data": ("excerpt", "repeats", "repeat_steps"),
     "optimizer": ("name", "beta1", "beta2", "weight_decay", "embedding_rate", "gate_rate", "scale_rate"),
     "schedule": ("kind", "learning_rate", "final_learning_rate", "warmup"),
-    "model": ("dropout", "attention_dropout", "scale_init"),
+    "model": ("dropout", "attention_dropout", "scale_init", "gate_horizon", "copy_init"),
 }
 
 

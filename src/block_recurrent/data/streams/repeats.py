@@ -1,6 +1,6 @@
-"""Repeats planted into training text: passages said again, at distances that only a memory reaches.
+"""Repeats planted into training text: passages that occur again, at distances that only a memory reaches.
 
-Text repeats itself everywhere, but each repetition is a small part of what there is to learn, and a small model learns
+Text repeats itself everywhere, but each repetition is a small part of the loss, and a small model learns
 its memory last. A passage that comes again word for word is worth several bits per token to a model that remembers it,
 so that memory is learned first (docs/evidence.md).
 """
