@@ -47,7 +47,13 @@ class RecurrentCell(nn.Module):
         return state_view(state, self.weights())
 
     def scan(
-        self, state: Tensor | None, keys: Tensor, values: Tensor, grid: BlockGrid, view: StateView | None = None
+        self,
+        state: Tensor | None,
+        keys: Tensor,
+        values: Tensor,
+        grid: BlockGrid,
+        weights: StateWeights,
+        view: StateView | None = None,
     ) -> tuple[list[StateView], Tensor]:
         """Run over the blocks of a call: the one sequential part of the model.
 
@@ -55,7 +61,7 @@ class RecurrentCell(nn.Module):
         Returns the view at the start of each of the T blocks, and the state after the blocks that each lane completed.
         """
         assert state is not None
-        states, views, weights = [state], [], self.weights()
+        states, views = [state], []
         key_blocks, value_blocks = (self._blocks(x, grid) for x in (keys, values))
         for block in range(grid.most_completed):
             pair = slice(block, block + 2)  # a block is read with the one before it
