@@ -113,6 +113,9 @@ class TrainConfig(Section):
     """Whether layers are computed again in the backward pass instead of kept: less memory, a third more time."""
     parallel: str = "ddp"
     """With more than one process: ddp (each has all weights) or fsdp (weights are sharded)."""
+    keep_gathered: bool = True
+    """With fsdp: whether weights that were gathered stay until the update, and are gathered once for it. If not, layers
+    are gathered again in every forward and backward pass: less memory, more traffic."""
     tensorboard: bool = True
     """Whether metrics also go to tensorboard/, where TensorBoard is installed."""
     wandb: str = ""
