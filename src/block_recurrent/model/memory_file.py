@@ -43,7 +43,10 @@ def save_memory(memory: DocumentMemory, path: Path, extra: dict[str, Any] | None
 
     extra: further plain values for the header, given back by `load_memory_with_extra`.
     """
-    tensors = {name: x.detach().cpu().contiguous() for name, x in memory.named_tensors().items()}
+    # Caches may be in a lower precision than states: all go into the file in that of the states, which loses nothing.
+    states = {layer.state.dtype for layer in memory.layers if layer.state is not None}
+    dtype = states.pop() if states else memory.dtype
+    tensors = {name: x.detach().to("cpu", dtype).contiguous() for name, x in memory.named_tensors().items()}
     header = {
         "version": VERSION,
         "config": memory.config.to_dict(),
