@@ -103,10 +103,10 @@ class Chooser:
         if self.sampling.temperature == 0:
             token = int(shaped.argmax())
         else:
-            cumulative = shaped.softmax(-1).cumsum(-1)
-            drawn = torch.rand((), generator=self._random, dtype=torch.float64) * cumulative[-1]
+            cumulative = shaped.softmax(-1).cumsum(-1).numpy()  # whose small calls take less time than torch's
+            drawn = torch.rand((), generator=self._random, dtype=torch.float64).item() * cumulative[-1]
             # Right side: the first entry above what was drawn, which so has a probability above 0.
-            token = min(int(torch.searchsorted(cumulative, drawn, right=True)), int(cumulative.argmax()))
+            token = min(int(cumulative.searchsorted(drawn, side="right")), int(cumulative.argmax()))
         return Choice(token, float(plain[token]) - log_sum)
 
 
