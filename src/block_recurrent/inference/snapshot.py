@@ -3,7 +3,7 @@
 In bfloat16 and int8, what is packed are the matrices that every token goes through and the output table. Norms, biases,
 scales and the recurrent cell, which works once a block, stay as they are. An int8 matrix has one scale per output row:
 `weight = packed * scale`. Products of many rows, as in prefill, widen a matrix for the call; decoding widens it in
-registers. Both compute the same function, but for the rounding of the decoder's float16 caches.
+registers. Both compute the same function, but for the rounding of the decoder's caches.
 """
 
 from __future__ import annotations
