@@ -19,6 +19,7 @@ from block_recurrent.bench.steptime import TrainingStep
 from block_recurrent.cli.main import main
 from block_recurrent.ops import cpp, triton
 from block_recurrent.presets import preset
+from block_recurrent.run_config import OptimizerConfig
 
 
 def rows_of(path: Path) -> list[dict]:
@@ -68,12 +69,12 @@ def test_steptime_takes_settings_of_the_model_only(setting: str, told: str, caps
 def test_systems_that_are_only_timed_share_weights() -> None:
     configs = [preset(system, "micro", vocab_size=50) for system in ("slide-plus", "rec-fixed-skip")]
     common: dict = {}
-    sliding, recurrent = (TrainingStep(config, lanes=1, with_optimizer=False, common=common) for config in configs)
+    sliding, recurrent = (TrainingStep(config, lanes=1, common=common) for config in configs)
     assert sliding.model.embedding.weight.data_ptr() == recurrent.model.embedding.weight.data_ptr()
     assert sum(weight.numel() for weight in common.values()) < 1.8 * sum(p.numel() for p in sliding.model.parameters())
     for step in (sliding, recurrent, sliding, recurrent):
         step()
-    updated = TrainingStep(configs[0], lanes=1, with_optimizer=True, common=common)
+    updated = TrainingStep(configs[0], lanes=1, optimizer=OptimizerConfig(), common=common)
     assert updated.model.embedding.weight.data_ptr() != sliding.model.embedding.weight.data_ptr()
 
 

@@ -7,7 +7,8 @@ import torch
 
 from block_recurrent import BlockRecurrentLM, preset
 from block_recurrent.errors import ConfigError
-from block_recurrent.ops import StateWeights, attend, attend_each, backend, cpp, registry, state_step
+from block_recurrent.ops import StateWeights, attend, attend_each, backend, cpp, registry
+from block_recurrent.ops.attention import state_step
 from block_recurrent.ops.cpp.attention import cpp_attend
 from block_recurrent.ops.cpp.states import cpp_state_step
 from block_recurrent.ops.norm import EPSILON

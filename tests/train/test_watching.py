@@ -93,7 +93,7 @@ def test_gates_are_measured(system: str) -> None:
         assert seen.keys() == {"layer2/mlp_gate/forget", "layer2/mlp_gate/input"}
         assert seen["layer2/mlp_gate/forget"] == pytest.approx(torch.tensor(1.0).sigmoid().item(), abs=0.05)
         assert seen["layer2/mlp_gate/input"] == pytest.approx(torch.tensor(-1.0).sigmoid().item(), abs=0.05)
-    assert watch.take() == {}
+        assert watch.take() == {}
     norm = memory.layers[1].state.norm(dim=-1).mean()
     assert state_norms([memory])["layer2/state_norm"].item() == pytest.approx(norm.item())
 

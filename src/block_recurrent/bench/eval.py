@@ -7,13 +7,15 @@ from typing import Any
 
 from block_recurrent.bench.harness import paired_rates
 from block_recurrent.presets import SIZES, preset
+from block_recurrent.run_config import default_optimizer
 
 SUMMARY = "scoring as in 'brt eval', compared with training at the same size and lanes"
 EXAMPLE = "brt bench eval --size tiny --systems rec-fixed-skip,slide-plus"
 NOTE = (
     "Alternating in one process, on random tokens, with equal numbers of segments, after a warm-up. scoring: whole "
-    "documents, one per lane. training: forward, backward and Adafactor's update, with the preset's dropout and the "
-    "memory carried. tokens/s: the median. ratio: scoring over training, the median over pairs of neighbours."
+    "documents, one per lane. training: forward, backward and the update of the size's optimizer, with the "
+    "preset's dropout and the memory carried. tokens/s: the median. ratio: scoring over training, the "
+    "median over pairs of neighbours."
 )
 SEGMENTS = 4  # of a turn, in each lane
 
@@ -41,7 +43,7 @@ def _row(system: str, args: argparse.Namespace) -> dict[str, Any]:
     from block_recurrent.model.language_model import BlockRecurrentLM
 
     config = preset(system, args.size, args.vocab_size)
-    step = TrainingStep(config, args.lanes, with_optimizer=True)
+    step = TrainingStep(config, args.lanes, default_optimizer(args.size))
     model = BlockRecurrentLM(config).eval()
     length = SEGMENTS * config.segment
     documents = list(np.random.default_rng(0).integers(0, config.eos_token_id, (args.lanes, length)))

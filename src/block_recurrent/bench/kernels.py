@@ -84,5 +84,5 @@ def _works(config: ModelConfig, lanes: int) -> dict[str, Callable[[], object]]:
     def search() -> None:
         torch.autograd.grad(memory.attend(q[:, :, :W], config.memory_neighbors).sum(), q)
 
-    step = TrainingStep(config, lanes, with_optimizer=False)
+    step = TrainingStep(config, lanes)
     return {"attention": attention, "norm": normalise, "cross-entropy": loss, "search": search, "step": step}

@@ -113,6 +113,6 @@ def _segment_step(system: str, size: str, vocab_size: int, segment: int, checkpo
     from block_recurrent.train.parallel import prepare_layers
 
     config = preset(system, size, vocab_size=vocab_size, segment=segment, dropout=0.0, attention_dropout=0.0)
-    step = TrainingStep(config, lanes=1, with_optimizer=False)
+    step = TrainingStep(config, lanes=1)
     prepare_layers(step.model, TrainConfig(checkpoint_activations=checkpointing))
     return step

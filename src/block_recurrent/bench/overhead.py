@@ -44,7 +44,7 @@ def _row(system: str, args: argparse.Namespace) -> dict[str, Any]:
 
     corpus = Corpus(args.data)
     config = resolve({"system": system, "size": args.size, "data": {"path": args.data}}, corpus.vocab_size)
-    bare = TrainingStep(config.model, config.train.lanes, with_optimizer=True)
+    bare = TrainingStep(config.model, config.train.lanes, config.optimizer)
     tokens = config.train.lanes * config.model.segment
     with start() as runtime, tempfile.TemporaryDirectory(prefix="brt-bench-") as folder:
         trainer = Trainer(config, runtime)

@@ -12,7 +12,7 @@ from block_recurrent.bench.harness import best_seconds, chosen, make_room, peak_
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import ConfigError
 from block_recurrent.presets import SIZES, SYSTEMS, preset, preset_lanes
-from block_recurrent.run_config import parse_settings
+from block_recurrent.run_config import OptimizerConfig, default_optimizer, parse_settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,8 +25,8 @@ SUMMARY = "time of a training step of each system"
 EXAMPLE = "brt bench steptime --size tiny --systems slide-plus,rec-fixed-skip"
 NOTE = (
     "seconds: forward and backward on random tokens with the memory carried, without dropout unless --dropout, best of "
-    "the repeats, all systems in turns; with Adafactor's update up to size small. The memory that memorizing searches "
-    "is full from the start. relative: to slide-plus. flop_ratio: "
+    "the repeats, all systems in turns; with the update of the size's optimizer up to size small. The "
+    "memory that memorizing searches is full from the start. relative: to slide-plus. flop_ratio: "
     "its useful FLOPs over slide-plus's. paper: the paper's step time over Slide:13L's. limit_share: useful FLOPs "
     "(attention to the W keys that a query may see) over seconds, as a share of the best rate of matrix products, in "
     "bursts of a second, in this run. peak_bytes: peak memory of such a step, measured in a separate "
@@ -62,9 +62,10 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     configs = {name: preset(name, args.size, **given) for name in systems}
     tokens = _reference_lanes(args) * configs[REFERENCE].segment
     lanes = {name: tokens // config.segment for name, config in configs.items()}  # the same tokens for all
+    optimizer = default_optimizer(args.size) if args.size in OWN_SIZES else None
     common: Weights = {}
     candidates: dict[str, Callable[[], object]] = {
-        name: TrainingStep(config, lanes[name], args.size in OWN_SIZES, common) for name, config in configs.items()
+        name: TrainingStep(config, lanes[name], optimizer, common) for name, config in configs.items()
     }
     gemms = _gemms(configs[REFERENCE], lanes[REFERENCE])
     products = {name: product for name, (product, _) in gemms.items()}
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
             "limit_share": round(costs[name] * tokens / best[name] / rate, 4),
         }
         if not args.no_peak:
-            row["peak_bytes"] = peak_bytes_of(_one_step, configs[name], lanes[name], args.size in OWN_SIZES)
+            row["peak_bytes"] = peak_bytes_of(_one_step, configs[name], lanes[name], optimizer)
         rows.append(row)
     return rows
 
@@ -96,16 +97,17 @@ class TrainingStep:
     systems together would take more memory than a step.
     """
 
-    def __init__(self, config: ModelConfig, lanes: int, with_optimizer: bool, common: Weights | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, lanes: int, optimizer: OptimizerConfig | None = None, common: Weights | None = None
+    ) -> None:
         import torch
 
         from block_recurrent.model.language_model import BlockRecurrentLM
-        from block_recurrent.run_config import OptimizerConfig
         from block_recurrent.train.optimizer import make_optimizer
 
         torch.manual_seed(0)
         self.model = BlockRecurrentLM(config).train()
-        self.optimizer = make_optimizer(self.model, OptimizerConfig()) if with_optimizer else None
+        self.optimizer = make_optimizer(self.model, optimizer) if optimizer else None
         if common is not None and self.optimizer is None:
             for name, parameter in self.model.named_parameters():
                 parameter.data = common.setdefault((name, parameter.shape), parameter.data)
@@ -140,8 +142,8 @@ def full_memory(config: ModelConfig, lanes: int) -> DocumentMemory:
     return replace(memory, layers=tuple(layers))
 
 
-def _one_step(config: ModelConfig, lanes: int, with_optimizer: bool) -> None:
-    step = TrainingStep(config, lanes, with_optimizer)
+def _one_step(config: ModelConfig, lanes: int, optimizer: OptimizerConfig | None) -> None:
+    step = TrainingStep(config, lanes, optimizer)
     step()
     step()
 

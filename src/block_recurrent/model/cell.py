@@ -10,7 +10,7 @@ from block_recurrent.model.blocks import BlockGrid
 from block_recurrent.nn.gates import GATES, Gate
 from block_recurrent.nn.linear import constant, joined, linear, normal
 from block_recurrent.nn.norm import RMSNorm
-from block_recurrent.ops import StateView, StateWeights, state_step, state_view
+from block_recurrent.ops import KeysValues, StateView, StateWeights, state_scan, state_view
 
 
 class RecurrentCell(nn.Module):
@@ -48,32 +48,24 @@ class RecurrentCell(nn.Module):
 
     def scan(
         self, state: Tensor | None, keys: Tensor, values: Tensor, grid: BlockGrid, view: StateView | None = None
-    ) -> tuple[list[StateView], Tensor]:
+    ) -> tuple[list[KeysValues], Tensor]:
         """Run over the blocks of a call: the only sequential part of the model.
 
         keys and values (B, H, C + N, K): the tokens', cached ones first; `view`: the view of `state`, if known.
-        Returns the view at the start of each of the T blocks, and the state after the blocks that each lane completed.
+        Returns keys and values of the state at the start of each of the T blocks, and the state after the blocks that
+        each lane completed.
         """
         assert state is not None
-        states, views, weights = [state], [], self.weights()
-        key_blocks, value_blocks = (self._blocks(x, grid) for x in (keys, values))
-        for block in range(grid.most_completed):
-            pair = slice(block, block + 2)  # a block is read with the one before it
-            view, attention = state_step(states[-1], weights, key_blocks[pair], value_blocks[pair], view)
-            states.append(self.update(attention, states[-1]))
-            views.append(view)
-            view = None
-        if len(views) < grid.num_blocks:
-            views.append(view or state_view(states[-1], weights))
+        weights = self.weights()
+        keys, values = (grid.keys_of_completed(x, blocks_before=1) for x in (keys, values))
+        average = self.update.attention_gate.average() if type(self.update) is SkipUpdate else None
+        read, states = state_scan(state, weights, self.update, average, keys, values, grid.most_completed, view)
+        if len(read) < grid.num_blocks:
+            last = view or state_view(states[-1], weights)
+            read.append((last.keys, last.values))
         if len(set(grid.completed)) == 1:
-            return views, states[grid.completed[0]]
-        return views, torch.stack([states[count][lane] for lane, count in enumerate(grid.completed)])
-
-    @staticmethod
-    def _blocks(x: Tensor, grid: BlockGrid) -> tuple[Tensor, ...]:
-        """The blocks that were completed, after the one before them: (B, H, W, K) each."""
-        # A single unbind: with a slice per block, the backward pass would fill and add the whole buffer for each block.
-        return grid.keys_of_completed(x, blocks_before=1).unflatten(2, (-1, grid.window)).unbind(2)
+            return read, states[grid.completed[0]]
+        return read, torch.stack([states[count][lane] for lane, count in enumerate(grid.completed)])
 
 
 class SkipUpdate(nn.Module):

@@ -16,7 +16,16 @@ from block_recurrent.nn.linear import apply_joined, constant, joined, linear
 from block_recurrent.nn.mlp import MLP
 from block_recurrent.nn.norm import RMSNorm
 from block_recurrent.nn.position import PositionBias
-from block_recurrent.ops import StateView, attend_each, dropout, merge_heads, split_heads, unit_heads, window_attention
+from block_recurrent.ops import (
+    KeysValues,
+    StateView,
+    attend_each,
+    dropout,
+    merge_heads,
+    split_heads,
+    unit_heads,
+    window_attention,
+)
 
 
 class TokenWeights(NamedTuple):
@@ -72,12 +81,12 @@ class Layer(nn.Module):
         state, knn = memory.state, memory.knn
         if knn is not None:
             attention, knn = self._search(attention, queries, keys, values, knn, grid)
-        views = [] if view is None else [view]
+        read = [] if view is None else [(view.keys, view.values)]
         if self.cell is not None:
-            views, state = self.cell.scan(memory.state, keys, values, grid, view)
+            read, state = self.cell.scan(memory.state, keys, values, grid, view)
         merged = merge_heads(attention)
-        if views:
-            merged = torch.cat([merged, merge_heads(self._read_states(state_queries, views, grid))], dim=2)
+        if read:
+            merged = torch.cat([merged, merge_heads(self._read_states(state_queries, read, grid))], dim=2)
         x = x + self.project(merged)
         x = x + self._dropout(self.mlp(self.mlp_norm(x)))
         cached = memory.keys.shape[2]
@@ -108,10 +117,10 @@ class Layer(nn.Module):
         values, keys, queries, *rest = unit_heads(heads, weights.scales)
         return queries, keys, values, rest[0] if rest else None
 
-    def _read_states(self, q: Tensor | None, views: list[StateView], grid: BlockGrid) -> Tensor:
-        """Attention of each token to the state at the start of its block, one view per block: (B, H, N, K)."""
+    def _read_states(self, q: Tensor | None, read: list[KeysValues], grid: BlockGrid) -> Tensor:
+        """Attention of each token to the state at the start of its block: (B, H, N, K)."""
         assert q is not None
-        keys, values = [view.keys for view in views], [view.values for view in views]
+        keys, values = [k for k, _ in read], [v for _, v in read]
         blocks = grid.into_blocks(q)
         found = attend_each(blocks.flatten(2, 3), keys, values, self._attention_dropout)
         return grid.out_of_blocks(found.view(blocks.shape))

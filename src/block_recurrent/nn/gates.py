@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from block_recurrent import config
 from block_recurrent.nn.linear import linear, normal
+from block_recurrent.ops import Average
 
 # Small and not zero: Adafactor scales updates by the size of a parameter, so a bias of zero would never train.
 BIAS_DEVIATION = 0.1
@@ -20,6 +21,9 @@ GATE_VARIANCE = 0.1
 
 class Gate(nn.Module):
     """`gate(h, state)` returns the next state (B, S, D); `h` (B, S, in_dim) is the input of the last linear map."""
+
+    depends_on_input = True
+    """Whether `activations` differ from block to block."""
 
     def __init__(self, in_dim: int, width: int, has_bias: bool, has_tanh: bool) -> None:
         super().__init__()
@@ -30,6 +34,10 @@ class Gate(nn.Module):
 
     def start_at(self, keep: float, horizon: float) -> None:
         """Set the initial share of the old state to keep (ModelConfig.gate_init, gate_horizon), if there is one."""
+
+    def average(self) -> Average | None:
+        """The gate as an average of the state and a linear map of h, if it is one: kernels know it."""
+        return None
 
     def activations(self, h: Tensor) -> dict[str, Tensor]:
         """For metrics: means by name, such as the share of the old state that is kept."""
@@ -53,12 +61,23 @@ class Candidate(nn.Module):
 class FixedGate(Gate):
     """A learned average, the same for every token and state: c' = c g + z (1 - g)."""
 
+    depends_on_input = False
+
     def __init__(self, in_dim: int, width: int, has_bias: bool, has_tanh: bool) -> None:
         super().__init__(in_dim, width, has_bias, has_tanh)
         self.bias = normal(width, deviation=BIAS_DEVIATION)
 
     def forward(self, h: Tensor, state: Tensor) -> Tensor:
         return torch.lerp(self.candidate(h).to(state.dtype), state, self.bias.sigmoid())
+
+    def average(self) -> Average | None:
+        candidate = self.candidate
+        plain = type(self) is FixedGate and type(candidate.map) is nn.Linear and not candidate.has_tanh
+        # Somebody who watches a module wants it to be called.
+        if not plain or any(x._forward_hooks or x._forward_pre_hooks for x in self.modules()):
+            return None
+        bias = torch.zeros_like(self.bias) if candidate.bias is None else candidate.bias
+        return Average(candidate.map.weight, bias, self.bias.sigmoid())
 
     @torch.no_grad()
     def start_at(self, keep: float, horizon: float) -> None:

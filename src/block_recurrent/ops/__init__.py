@@ -10,7 +10,6 @@ from block_recurrent.ops.attention import (
     attend_each,
     merge_heads,
     split_heads,
-    state_step,
     state_view,
     window_attention,
 )
@@ -19,10 +18,13 @@ from block_recurrent.ops.knn import knn_attend
 from block_recurrent.ops.loss import CrossEntropy, cross_entropy
 from block_recurrent.ops.norm import rms_norm, unit_heads, unit_length
 from block_recurrent.ops.registry import backend
+from block_recurrent.ops.scan import Average, KeysValues, state_scan
 from block_recurrent.ops.transfer import on_device
 
 __all__ = [
+    "Average",
     "CrossEntropy",
+    "KeysValues",
     "StateView",
     "StateWeights",
     "attend",
@@ -35,7 +37,7 @@ __all__ = [
     "on_device",
     "rms_norm",
     "split_heads",
-    "state_step",
+    "state_scan",
     "state_view",
     "unit_heads",
     "unit_length",

@@ -82,6 +82,16 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row("sdpa", "torch's fused kernel", "cuda"),
         _PLAIN,  # on a CPU three plain steps are faster than SDPA, whose backward pass recomputes the logits
     ),
+    "state_scan": (
+        Row(
+            "cpp",
+            "all blocks in one operator, a lane per thread: half of the time at tiny; torch's products are faster for "
+            "wider vectors and longer windows",
+            *("cpu", _FLOAT32, "fixed:skip, width <= 384, states and tokens <= 256, multiples of 8 and 16, one dtype"),
+            lambda width, keys, mixed, **_: width <= 384 and keys <= 256 and not mixed,
+        ),
+        _PLAIN,
+    ),
     "state_step": (
         Row(
             "cpp",

@@ -5,7 +5,7 @@ size, a TOML file, and flags. The result is complete, and is saved with the run 
 """
 
 from block_recurrent.run_config.fine_tuning import check_same_tokenizer, fine_tuning_values
-from block_recurrent.run_config.resolve import differences, merge, parse_settings, read_toml, resolve
+from block_recurrent.run_config.resolve import default_optimizer, differences, merge, parse_settings, read_toml, resolve
 from block_recurrent.run_config.sections import (
     DTYPES,
     PARALLEL,

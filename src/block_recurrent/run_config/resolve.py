@@ -66,6 +66,12 @@ def resolve(given: Mapping[str, Any], vocab_size: int) -> RunConfig:
     return RunConfig.from_dict(values)
 
 
+def default_optimizer(size: str) -> OptimizerConfig:
+    """The optimizer of a size's recipe."""
+    recipe = _RECIPE if size in ("tiny", "small") else {}
+    return OptimizerConfig(**recipe.get("optimizer", {}))
+
+
 def _recipe(size: str, model: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe of a size that is not in the paper; empty for others."""
     if size not in ("tiny", "small"):

@@ -14,20 +14,27 @@ from block_recurrent.nn.gates import Gate
 
 
 class GateActivations:
-    """Mean activations of every gate over the blocks of a step, by hooks on the gates.
+    """Mean activations of every gate over the blocks of a step.
 
-    An LSTM gate depends on its input, so its gates are recomputed for the first lane only: a share of 1/B of
-    the gate's own cost. Names are `layer3/attention_gate/keep`: the share of the old state that is kept (fixed), or
-    `.../forget` and `.../input` (lstm). Compiled layers are skipped: a hook would break their graph.
+    An LSTM gate depends on its input: a hook recomputes its gates for the first lane, a share of 1/B of the gate's own
+    cost. A fixed gate has no hook: kernels that compute it without calling the module can be used. Names are
+    `layer3/attention_gate/keep`: the share of the old state that is kept (fixed), or `.../forget` and `.../input`
+    (lstm). Compiled layers are skipped: a hook would break their graph.
     """
 
     def __init__(self, model: BlockRecurrentLM) -> None:
         self._sums: dict[str, Tensor] = {}
         self._calls: dict[str, int] = {}
+        self._fixed: list[tuple[str, Gate]] = []
         for number, layer in enumerate(model.layers, start=1):
             for name, gate in layer.named_modules():
-                if isinstance(gate, Gate):
-                    gate.register_forward_hook(self._hook(f"layer{number}/{name.split('.')[-1]}"))
+                if not isinstance(gate, Gate):
+                    continue
+                title = f"layer{number}/{name.split('.')[-1]}"
+                if gate.depends_on_input:
+                    gate.register_forward_hook(self._hook(title))
+                else:
+                    self._fixed.append((title, gate))
 
     def _hook(self, name: str) -> Callable[[Gate, Any, Any], None]:
         def hook(gate: Gate, args: tuple[Tensor, ...], _: Tensor) -> None:
@@ -46,7 +53,9 @@ class GateActivations:
             self._calls[key] = self._calls.get(key, 0) + 1
 
     def take(self) -> dict[str, Tensor]:
-        """The means since the last call."""
+        """The means since the last call; those of fixed gates as they are now."""
+        for name, gate in self._fixed:
+            self._add(name, gate, next(gate.parameters()))
         means = {key: total.float() / self._calls[key] for key, total in self._sums.items()}
         self._sums, self._calls = {}, {}
         return means
