@@ -10,7 +10,9 @@ import pytest
 
 from block_recurrent.cli.main import main
 from block_recurrent.presets import SIZES
+from block_recurrent.run_config import parse_settings
 from block_recurrent.studies.paper_tables import TABLES, rows_of
+from block_recurrent.studies.reproduce import Study
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +103,13 @@ def test_bad_input(
 def test_the_vocabulary_study_wants_several(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(study("vocabularies", data, tmp_path / "study")) == 2
     assert "--data has one folder" in capsys.readouterr().err
+
+
+def test_a_window_for_all_systems_is_the_base_window_of_xl(data: Path, tmp_path: Path) -> None:
+    settings = parse_settings(["model.window=8", "model.segment=32", "train.lanes=4"])
+    study = Study("table1", "micro", (str(data),), tmp_path, 1.0, (0,), settings=settings)
+    configs = {row.system: study.config(row, 0, 10) for row in study.rows()}
+    sizes = {name: (c.model.window, c.model.segment, c.train.lanes) for name, c in configs.items()}
+    assert sizes["slide-plus"] == sizes["rec-fixed-skip"] == (8, 32, 4)
+    assert sizes["xl"] == sizes["memorizing"] == (8, 8, 16)
+    assert sizes["xl-2w"] == (16, 16, 8)

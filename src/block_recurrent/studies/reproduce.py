@@ -25,6 +25,7 @@ from block_recurrent.errors import ConfigError
 from block_recurrent.evaluate.evaluation import evaluate_split
 from block_recurrent.io.output import write_json
 from block_recurrent.io.progress import shown_progress
+from block_recurrent.presets import SIZES, SYSTEMS
 from block_recurrent.run_config import RunConfig, merge, resolve
 from block_recurrent.studies.paper_tables import Row, rows_of
 from block_recurrent.train.loop import Trainer, train
@@ -73,8 +74,19 @@ class Study:
             "train": {"steps": steps, "seed": seed, "save_every": max(1, steps // 10), "keep": 1},
             "eval": {"every": max(1, steps // 10)},
         }
-        given = merge(merge(given, RECIPE), self.settings)
+        given = merge(merge(given, RECIPE), self._settings_of(row.system))
         return resolve(given, Corpus(self.data[row.data]).vocab_size)
+
+    def _settings_of(self, system: str) -> dict[str, Any]:
+        """The settings for a system: a given window is the base window, of which a segment of `xl` has one or more."""
+        windows, model = SYSTEMS[system].windows, self.settings.get("model", {})
+        base = {"window": SIZES[self.size].W, "segment": SIZES[self.size].N} | model
+        if not windows or not {"window", "segment"} & model.keys() or not isinstance(base["window"], int):
+            return self.settings
+        window = windows * base["window"]
+        lanes = self.settings.get("train", {}).get("lanes", SIZES[self.size].lanes)
+        lanes = lanes * base["segment"] // window  # the same number of tokens per update
+        return merge(self.settings, {"model": {"window": window, "segment": window}, "train": {"lanes": lanes}})
 
 
 def reproduce(study: Study, tell: Callable[[str], None]) -> dict[str, Any] | None:
