@@ -137,6 +137,8 @@ def test_the_root_is_no_output(files, capsys):
         ["tasks", "run", "copy-24", "--out", "new", "--budget", "inf"],
         ["tasks", "run", "copy-24", "--out", "new", "--set", "model.window=0"],
         [*train_arguments(Path(), RUN), "--out", "new", "--lanes", "1000000000"],
+        [*train_arguments(Path(), RUN), "--out", "new", "--set", "data.path=3"],
+        [*train_arguments(Path(), RUN), "--out", "new", "--set", "train.init_from=[1]"],
     ],
 )
 def test_a_number_without_sense_is_one_line(arguments, files, monkeypatch, capsys):
