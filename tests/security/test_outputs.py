@@ -136,7 +136,7 @@ def test_the_root_is_no_output(files, capsys):
         ["reproduce", "table1", "--size", "micro", "--data", "data", "--budget", "inf"],
         ["tasks", "run", "copy-24", "--out", "new", "--budget", "inf"],
         ["tasks", "run", "copy-24", "--out", "new", "--set", "model.window=0"],
-        [*train_arguments(Path(), RUN), "--out", "new", "--lanes", "1000000000"],
+        [*train_arguments(Path(), RUN), "--out", "new", "--set", "train.lanes=1000000000"],
         [*train_arguments(Path(), RUN), "--out", "new", "--set", "data.path=3"],
         [*train_arguments(Path(), RUN), "--out", "new", "--set", "train.init_from=[1]"],
     ],
