@@ -183,6 +183,10 @@ def kills(folder: Path, system: str, count: int, saves: int, seed: int = 0) -> d
         lines = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
         return [[line.get(key) for key in kept] for line in lines]
 
+    def written() -> int:
+        metrics = run / "metrics.jsonl"
+        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
     def different_lines() -> int:
         found = rows()
         return abs(len(found) - len(expected)) + sum(a != b for a, b in zip(found, expected, strict=False))
@@ -191,9 +195,8 @@ def kills(folder: Path, system: str, count: int, saves: int, seed: int = 0) -> d
         return any((run / "checkpoints").glob(".*.part"))
 
     shutil.rmtree(run, ignore_errors=True)
-    began = time.monotonic()
     subprocess.run(command, check=True, capture_output=True)
-    whole, expected = time.monotonic() - began, rows()
+    expected = rows()
     shutil.rmtree(run)
     done = 0
     while done < count:
@@ -204,8 +207,11 @@ def kills(folder: Path, system: str, count: int, saves: int, seed: int = 0) -> d
                 time.sleep(0.0005)
             while process.poll() is None and not unfinished():
                 time.sleep(0.0005)
-        else:
-            time.sleep(rng.uniform(0.3, 1.0) * whole)
+        else:  # while it starts, or some lines later: by lines rather than by time, which depends on the machine
+            until = written() + rng.randrange(4)
+            while process.poll() is None and written() < until:
+                time.sleep(0.001)
+            time.sleep(rng.uniform(0.0, 0.5))
         process.send_signal(signal.SIGKILL)
         if process.wait() != -signal.SIGKILL:  # it was faster: no kill, and the next one begins anew
             stuck += process.returncode != 0
