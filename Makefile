@@ -29,7 +29,7 @@ test-slow: $(STAMP)
 sanitize: $(STAMP)
 	rm -rf build/sanitized && mkdir -p build/sanitized && cp -r src/block_recurrent build/sanitized/
 	for library in src/block_recurrent/ops/cpp/*.so; do case $$library in *512*) flags="-mavx512f -mavx512dq -mavx512bw \
-		-mavx512vl";; *) flags=-mavx2;; esac; gcc -O1 -g -shared -fPIC -fopenmp -fno-math-errno -mfma $$flags \
+		-mavx512vl";; *) flags=-mavx2;; esac; gcc -O1 -g -shared -fPIC -fopenmp -fno-math-errno -mfma -mf16c $$flags \
 		-fsanitize=address,undefined -fno-omit-frame-pointer $(SANITIZED_INCLUDE) src/block_recurrent/ops/cpp/*.c \
 		-o build/sanitized/block_recurrent/ops/cpp/$$(basename $$library) || exit 1; done
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" OMP_NUM_THREADS=1 \

@@ -37,6 +37,12 @@ class DataError(BlockRecurrentError):
     """Documents, tokenizers or prepared data that can't be used."""
 
 
+class OutputError(DataError):
+    """A file or folder that can't be written."""
+
+    exit_code = FAILURE
+
+
 class CheckpointError(BlockRecurrentError):
     """A run or checkpoint that is missing, damaged, or can't be written."""
 

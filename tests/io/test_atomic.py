@@ -125,3 +125,14 @@ def test_a_file_system_that_can_not_sync_folders(tmp_path: Path, monkeypatch: py
     (tmp_path / "a").touch()
     with pytest.raises(OSError, match="Invalid argument"):
         atomic.sync(tmp_path / "a")
+
+
+def test_a_link_stays_a_link_and_a_pipe_is_refused(tmp_path):
+    (tmp_path / "link").symlink_to("file")
+    with atomic_file(tmp_path / "link") as aside:
+        aside.write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"), atomic_file(tmp_path / "pipe"):
+        pytest.fail("it would replace the pipe")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from block_recurrent.checkpoint import find_checkpoint, list_checkpoints, verify
+from block_recurrent.checkpoint import find_checkpoint, list_checkpoints, load_run, save_run, verify
 from block_recurrent.checkpoint.folders import _RULES, FORMAT
 from block_recurrent.checkpoint.sharded import SHARDED, read_sharded_weights
 from block_recurrent.cli.main import main
@@ -24,6 +24,7 @@ from block_recurrent.inference.session_file import read_memory_file
 from block_recurrent.io import door
 from block_recurrent.io.tensors import read_tensors
 from block_recurrent.run_config import RunConfig, TrainConfig, read_toml
+from block_recurrent.train.report import cut_back, read_metrics
 from block_recurrent.train.state import check_resumable
 from tests.security.made import RUN, SUBWORDS, flip, reseal, train_arguments
 
@@ -256,6 +257,56 @@ def test_a_folder_of_other_files_is_no_run(files, tmp_path, capsys):
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.parametrize("options", [["--resume", "never"], ["--config", "my.toml"]])
+def test_the_configuration_of_another_program_is_kept(files, options, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    Path("my.toml").write_text('system = "slide"\nsize = "micro"\n')
+    for name in ("config.toml", "tokenizer.model", "metrics.jsonl"):
+        Path("mine").mkdir(exist_ok=True)
+        Path("mine", name).write_text("[server]\nport = 80\n")
+        assert main([*train_arguments(Path(), "slide"), "--out", "mine", *options]) == 1
+        assert "is not a run folder" in one_line(capsys)
+        assert Path("mine", name).read_text() == "[server]\nport = 80\n"
+        Path("mine", name).unlink()
+
+
+def test_a_run_that_was_killed_before_it_had_a_configuration_can_start(files, capsys):
+    (files / "new").mkdir()
+    (files / "new" / ".config.toml.0123.part").write_text("sys")
+    assert main([*train_arguments(files, RUN, 1), "--out", str(files / "new")]) == 0
+
+
+def test_a_saved_run_does_not_replace_a_tokenizer(files, tmp_path):
+    (tmp_path / "tokenizer.model").write_text("mine")
+    with pytest.raises(CheckpointError, match="already contains a run"):
+        save_run(load_run(files / RUN).model, "bytes", tmp_path)
+    assert (tmp_path / "tokenizer.model").read_text() == "mine"
+
+
+def test_a_damaged_line_of_metrics_costs_no_other(tmp_path):
+    lines = [b'{"step": 1}\n', b'{"st\xffp": 2}\n', b'{"step": 3}\n', b'{"step": 4}\n', b'{"step"']
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines))
+    cut_back(tmp_path / "metrics.jsonl", 3)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b"".join(lines[:3])
+    with pytest.raises(FileFormatError, match="can't be read"):
+        read_metrics(tmp_path)
+
+
+def test_a_pipe_is_no_manifest(files, capsys):
+    for path, arguments in {
+        files / "data" / "manifest.json": ["data", "info", str(files / "data")],
+        list_checkpoints(files / SUBWORDS)[-1] / "manifest.json": [
+            "score",
+            str(files / SUBWORDS),
+            str(files / "text.txt"),
+        ],
+    }.items():
+        path.unlink()
+        os.mkfifo(path)
+        assert main(arguments) in (1, 2)
+        assert "its manifest.json is not a regular file" in one_line(capsys)
+
+
 def test_a_model_that_no_machine_holds_leaves_nothing_behind(files, tmp_path, capsys):
     arguments = [*train_arguments(files, RUN), "--out", str(tmp_path / "huge"), "--set", "model.d_model=100000000"]
     assert main(arguments) == 2
@@ -337,7 +388,8 @@ def test_a_changed_export_is_not_loaded(files):
         card.write("Trained on two sentences.")
     (folder / ".git").mkdir()
     (folder / ".git" / "HEAD").write_text("")
-    BlockRecurrentForCausalLM.from_pretrained(folder)
+    with pytest.warns(UserWarning, match=r"README\.md, was changed after the export"):
+        BlockRecurrentForCausalLM.from_pretrained(folder)
     planted = folder / "adapter_config.json"
     planted.write_text("{}")
     with pytest.raises(FileFormatError, match=r"does not list adapter_config\.json"):

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from block_recurrent.cli.main import COMMANDS, _Terminal, main, parser_of
-from block_recurrent.cli.output import size
-from block_recurrent.errors import printable
+from block_recurrent.cli.output import check_results, size
+from block_recurrent.errors import ConfigError, printable
 from block_recurrent.inference.session_file import read_memory_file
 from block_recurrent.inference.trail import FOLDER as CHECKPOINTS
 from block_recurrent.run_config import RunConfig, read_toml
@@ -46,6 +46,12 @@ BRT = [sys.executable, "-m", "block_recurrent"]
         ["write", RUN, "--tokens", "3", "--save", "BOOK"],
         ["read", RUN, "text.txt", "--memory", "BOOK"],
         ["memory", "rewind", f"{RUN}.memory", "--to", "1", "--out", "BOOK"],
+        ["memory", "rewind", f"{RUN}.memory", "--to", "1"],
+        ["compare", RUN, RUN, "--data", "data", "--out", "plots"],
+        ["recall", "--steps", "1", "--out", "results"],
+        ["tasks", "run", "copy-24", "--out", "results"],
+        ["reproduce", "table1", "--size", "micro", "--data", "data", "--out", "results"],
+        ["models", "pack", RUN, "--name", "x", "--out", "results"],
         ["compare", RUN, RUN, "--data", "data", "--out", "report"],
         ["inspect", RUN, "text.txt", "--out", "BOOK"],
         ["harness", RUN, "--books", "books", "--json", "BOOK"],
@@ -57,8 +63,10 @@ BRT = [sys.executable, "-m", "block_recurrent"]
 )
 def test_a_file_that_exists_is_not_replaced(arguments, files, monkeypatch, capsys):
     monkeypatch.chdir(files)
-    Path("report").mkdir()
-    mine = [Path(name) for name in ("BOOK", "BOOK.csv", "report/report.json")]
+    names = ("BOOK", "BOOK.csv", "report/report.json", "plots/cumulative.png")
+    mine = [Path(name) for name in (*names, "results/recall.json", "results/copy-24.md", "results/table1.html")]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
     for path in mine:
         path.write_text("my book")
     before = Path(f"{RUN}.memory").read_bytes()
@@ -66,6 +74,79 @@ def test_a_file_that_exists_is_not_replaced(arguments, files, monkeypatch, capsy
     assert "exists" in capsys.readouterr().err
     assert {path.read_text() for path in mine} == {"my book"}
     assert Path(f"{RUN}.memory").read_bytes() == before
+
+
+def test_two_outputs_of_one_name(files, capsys):
+    out = str(files / "scores.html")
+    assert main(["eval", str(files / RUN), "--data", str(files / "data"), "--json", out, "--plot", out]) == 2
+    assert "two outputs have the same name" in capsys.readouterr().err
+
+
+def test_results_of_another_program_and_of_an_earlier_call(tmp_path):
+    (tmp_path / "study.md").write_text("my notes")
+    with pytest.raises(ConfigError, match=r"study\.md' exists"):
+        check_results(tmp_path, "study", {"runs"}, overwrite=False)
+    check_results(tmp_path, "study", {"runs"}, overwrite=True)
+    (tmp_path / "study.json").write_text('{"runs": []}')
+    check_results(tmp_path, "study", {"runs"}, overwrite=False)
+
+
+def test_other_data_in_the_folder_of_a_study_is_kept(files, capsys):
+    before = (files / "data" / "manifest.json").read_bytes()
+    assert main(["recall", "--out", str(files), "--steps", "1"]) == 2
+    assert "contains other data" in capsys.readouterr().err
+    assert (files / "data" / "manifest.json").read_bytes() == before
+
+
+def test_a_plan_of_another_program_is_one_line(files, capsys):
+    (files / "plan.json").write_text("mine")
+    assert main(["reproduce", "table1", "--size", "micro", "--data", str(files / "data"), "--out", str(files)]) == 1
+    assert capsys.readouterr().err.startswith(f"brt: error: '{files / 'plan.json'}' can't be read")
+
+
+def test_what_was_added_to_a_packed_model_is_kept(files, capsys):
+    (files / "box" / "notes.txt").write_text("mine")
+    assert main(["models", "pack", str(files / RUN), "--name", "x", "--out", str(files / "box"), "--overwrite"]) == 1
+    assert "is not only a packed model" in capsys.readouterr().err
+    assert (files / "box" / "notes.txt").read_text() == "mine"
+
+
+def test_a_pipe_stays_a_pipe(files, capsys):
+    os.mkfifo(files / "pipe")
+    for arguments in (["export", files / RUN, "--out"], ["read", files / RUN, files / "text.txt", "--memory"]):
+        assert main([*map(str, arguments), str(files / "pipe")]) == 1
+        assert "it is not a regular file" in capsys.readouterr().err
+    assert (files / "pipe").is_fifo()
+
+
+def test_a_full_device_is_a_failure_not_wrong_usage(files, capsys):
+    assert main(["score", str(files / RUN), str(files / "text.txt"), "--json", "/dev/full"]) == 1
+    assert "'/dev/full' can't be written: No space left on device" in capsys.readouterr().err
+
+
+def test_the_root_is_no_output(files, capsys):
+    assert main(["data", "prepare", str(files / "books"), "--out", "/"]) == 1
+    assert "it is the root of the file system" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["data", "info", "data", "--segment", "9" * 30],
+        ["reproduce", "table1", "--size", "micro", "--data", "data", "--budget", "inf"],
+        ["tasks", "run", "copy-24", "--out", "new", "--budget", "inf"],
+        ["tasks", "run", "copy-24", "--out", "new", "--set", "model.window=0"],
+        [*train_arguments(Path(), RUN), "--out", "new", "--set", "train.lanes=1000000000"],
+        [*train_arguments(Path(), RUN), "--out", "new", "--set", "data.path=3"],
+        [*train_arguments(Path(), RUN), "--out", "new", "--set", "train.init_from=[1]"],
+    ],
+)
+def test_a_number_without_sense_is_one_line(arguments, files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("brt: error: ")
+    assert error.count("\n") == 1
 
 
 def test_overwrite_replaces(files, capsys):
@@ -222,6 +303,19 @@ def test_ctrl_c_keeps_what_was_read_and_written(files):
     assert writing.returncode == 130
     assert written.is_file()
     assert "Traceback" not in error
+
+
+def test_ctrl_c_keeps_what_was_read_of_a_prompt(files, monkeypatch):
+    from block_recurrent.inference import text_input
+
+    def interrupted(path):
+        yield TEXT
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(text_input, "read_text", interrupted)
+    saved = files / "prompt.memory"
+    assert main(["write", str(files / RUN), "--prompt-file", str(files / "text.txt"), "--save", str(saved)]) == 130
+    assert read_memory_file(saved).tokens == len(TEXT)
 
 
 def test_ctrl_c_while_starting_is_one_line(files, monkeypatch, capsys):

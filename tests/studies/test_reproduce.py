@@ -86,7 +86,7 @@ def test_every_table_has_models_at_every_size(table: str, size: str) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--budget", "0"], "--budget is 0.0: it must be more than 0 minutes"),
+        (["--budget", "0"], "--budget is 0.0: it must be a number of minutes above 0"),
         (["--systems", "slid"], "table1 has no models of system 'slid'"),
         (["--seeds", "0"], "--seeds is 0: it must be at least 1"),
         (["--size", "tinny"], "there is no size 'tinny' (did you mean 'tiny'?)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from block_recurrent.analysis.inspector import Inspection
 from block_recurrent.analysis.page_file import write_page
 from block_recurrent.errors import DataError, MissingExtraError
 from block_recurrent.evaluate.cumulative import Curve
+from block_recurrent.io.output import write_file
 
 COLORS = ("#0b7a75", "#c8553d", "#6b5ca5", "#b8860b", "#3b7dd8", "#7a7a3a")
 PAPER, INK, FAINT, GRID = "#fffdf8", "#23201b", "#857d70", "#e6dfd2"
@@ -135,10 +137,9 @@ def picture(path: Path, size: tuple[float, float]) -> Iterator[Any]:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     yield axes
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise DataError(f"can't write '{path}': {error.strerror or error}") from None
+    image = io.BytesIO()
+    figure.savefig(image)
+    write_file(path, image.getvalue())
 
 
 def write_pictures(folder: Path, comparison: Comparison, inspections: Sequence[Inspection]) -> list[Path]:

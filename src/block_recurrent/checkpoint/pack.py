@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ import torch
 from block_recurrent.checkpoint.folders import aside_of, finish
 from block_recurrent.checkpoint.weights import WEIGHTS, LoadedRun
 from block_recurrent.errors import CheckpointError
-from block_recurrent.io.door import seal_json
+from block_recurrent.io.door import MANIFEST, seal_json
 from block_recurrent.io.tensors import write_tensors
 from block_recurrent.models import CARD, CONFIG, TOKENIZER
 from block_recurrent.models.card import FORMAT, VERSION, card_text
+
+README = "README.md"
+OUR_FILES = {WEIGHTS, CONFIG, TOKENIZER, CARD, README, MANIFEST}
 
 
 def pack(loaded: LoadedRun, card: dict[str, Any], out: Path, most_bytes: int) -> int:
@@ -23,8 +27,10 @@ def pack(loaded: LoadedRun, card: dict[str, Any], out: Path, most_bytes: int) ->
 
     Matrices become bfloat16. Vectors (norms, gates, scales) are small and decide how long a state lasts: they don't.
     """
-    if out.exists() and not (out / CARD).is_file():
-        raise CheckpointError(f"'{out}' exists and is not a packed model: choose another --out")
+    out = Path(os.path.realpath(out))
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if out.exists() and (CARD not in names or names - OUR_FILES):
+        raise CheckpointError(f"'{out}' exists and is not only a packed model: choose another --out")
     weights = {
         name: x.to(torch.bfloat16) if x.ndim >= 2 else x.float() for name, x in loaded.model.state_dict().items()
     }
@@ -40,7 +46,7 @@ def pack(loaded: LoadedRun, card: dict[str, Any], out: Path, most_bytes: int) ->
             (aside / TOKENIZER).write_bytes(loaded.tokenizer.model)
         sealed = seal_json(json.dumps({"format": FORMAT, "version": VERSION, **card}, indent=1, ensure_ascii=False))
         (aside / CARD).write_text(sealed, encoding="utf-8")
-        (aside / "README.md").write_text(card_text(card), encoding="utf-8")
+        (aside / README).write_text(card_text(card), encoding="utf-8")
         size = sum(path.stat().st_size for path in aside.iterdir())
         if size > most_bytes:
             raise CheckpointError(

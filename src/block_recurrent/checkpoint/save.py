@@ -45,7 +45,7 @@ def save_run(
             "config.model is not the configuration of the model: omit config, or set config.model to model.config"
         )
     found = list_checkpoints(run)
-    if not overwrite and (found or (run / CONFIG).exists()):
+    if not overwrite and (found or any((run / name).exists() for name in (CONFIG, TOKENIZER))):
         raise CheckpointError(f"'{run}' already contains a run: choose another folder, or pass overwrite=True")
     path = step_folder(run, step)
     aside = aside_of(path)

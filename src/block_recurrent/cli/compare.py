@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.top < 1:
         raise ConfigError(f"--top is {args.top}: it must be at least 1")
-    _make_folder(args.out, args.overwrite)
+    _make_folder(args.out, args.overwrite, not args.no_png)
     from block_recurrent.analysis.comparison import compare
     from block_recurrent.analysis.memory_report import inspection_numbers, inspection_page_data
     from block_recurrent.analysis.report import ReportData, write_report
@@ -90,14 +91,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _make_folder(out: Path, overwrite: bool) -> None:
-    for path in (out / "report.html", out / "report.json"):
+def _make_folder(out: Path, overwrite: bool, with_plots: bool) -> None:
+    for path in (out / "report.html", out / "report.json", *(sorted(out.glob("*.png")) if with_plots else ())):
         if path.exists() and not overwrite:
             raise ConfigError(f"'{path}' exists: give --overwrite to replace it, or another --out")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"--out '{out}' can't be created: {error.strerror or error}") from None
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise DataError(f"directory '{out}' is not writable")
 
 
 def _check_tokenizers(a: LoadedRun, b: LoadedRun, corpus: Corpus, args: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from block_recurrent.cli.output import add_json, add_overwrite, check_outputs, give_json
-from block_recurrent.errors import FileFormatError
+from block_recurrent.errors import ConfigError, FileFormatError
 from block_recurrent.io.output import print_table
 
 
@@ -34,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="position of the checkpoint, in tokens (default: list the checkpoints)",
     )
     rewind.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the restored memory here, instead of replacing the file"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write the restored memory here (default: replace the file, with --overwrite)",
     )
     add_overwrite(rewind)
     rewind.set_defaults(json=None)
@@ -96,6 +99,8 @@ def _rewind(args: argparse.Namespace) -> int:
         for place in places_of(path):
             print(f"{place.position:>12,}")
         return 0
+    if args.out is None and not args.overwrite:
+        raise ConfigError(f"'{path}' exists: give --overwrite to replace it, or --out FILE")
     with locked(path.parent):
         rewind(path, args.to, args.out or path)
     print(f"'{args.out or path}' was rewound to {args.to:,} tokens")

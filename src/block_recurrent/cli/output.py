@@ -51,7 +51,7 @@ def give_json(args: argparse.Namespace, value: Any) -> None:
     if args.json == "-":
         print(text)
     elif args.json:
-        write_file(Path(os.path.realpath(args.json)), text + "\n")
+        write_file(Path(args.json), text + "\n")
 
 
 def in_snake_case(titles: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +61,10 @@ def in_snake_case(titles: dict[str, Any]) -> dict[str, Any]:
 
 def check_outputs(args: argparse.Namespace, *names: str) -> None:
     """Before the work begins: raise an error if an output file can't be written, or would replace another."""
-    for path in (Path(value) for name in names if (value := getattr(args, name, None)) and value != "-"):
+    paths = [Path(value) for name in names if (value := getattr(args, name, None)) and value != "-"]
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        raise ConfigError(f"two outputs have the same name: {', '.join(map(str, paths))}")
+    for path in paths:
         parent = path.absolute().parent
         if path.is_dir():
             raise DataError(f"'{path}' can't be written: it is a directory")
@@ -71,3 +74,19 @@ def check_outputs(args: argparse.Namespace, *names: str) -> None:
             raise DataError(f"'{path}' can't be written: there is no folder '{path.parent}'")
         if not os.access(parent, os.W_OK | os.X_OK):
             raise DataError(f"'{path}' can't be written: directory '{path.parent}' is not writable")
+
+
+def check_results(folder: Path, name: str, keys: set[str], overwrite: bool) -> None:
+    """Before the work begins: raise an error if results would replace files that this command has not written.
+
+    The results of an earlier call, whose JSON has these keys, are replaced: they are extended or computed again.
+    """
+    try:
+        found = json.loads((folder / f"{name}.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if overwrite or (isinstance(found, dict) and keys <= found.keys()):
+        return
+    for suffix in (".json", ".md", ".html", ".png", "-by-position.html", "-by-position.png"):
+        if (path := folder / f"{name}{suffix}").exists():
+            raise ConfigError(f"'{path}' exists: give --overwrite to replace it, or another --out")

@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from block_recurrent.errors import ConfigError, DataError
+from block_recurrent.cli.output import add_overwrite, check_results
+from block_recurrent.errors import ConfigError, OutputError
 from block_recurrent.io.output import write_json
 from block_recurrent.presets import SIZES, SYSTEMS
 
@@ -28,12 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gate-rate", type=float, default=10.0, help="factor on the learning rate of gate biases")
     parser.add_argument("--seed", type=int, default=0, help="random seed of weights and documents")
     parser.add_argument("--threads", type=int, default=1, help="processor threads; micro models do not benefit from 2")
+    add_overwrite(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     for name, least in (("steps", 1), ("documents", 1), ("seed", 0), ("threads", 1)):
         if getattr(args, name) < least:
             raise ConfigError(f"--{name} is {getattr(args, name)}: it must be at least {least}")
+    check_results(args.out, "recall", {"names", "systems", "training"}, args.overwrite)
     import torch
 
     from block_recurrent.analysis.plots import has_matplotlib, write_chart
@@ -62,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         found = recall_study(settings, args.out)
     except OSError as error:
-        raise DataError(f"can't write to '{args.out}': {error.strerror or error}") from None
+        raise OutputError(f"can't write to '{args.out}': {error.strerror or error}") from None
     if found is None:
         print("stopped; rerun the same command to resume", file=sys.stderr)
         return STOPPED

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+from block_recurrent.cli.output import add_overwrite, check_results
 from block_recurrent.errors import ConfigError
 from block_recurrent.io.output import markdown, print_table, write_file, write_json
 from block_recurrent.presets import SIZES, preset
@@ -48,12 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-report", action="store_true", help="skip the token-by-token comparison of the two main systems"
     )
+    add_overwrite(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     preset(COMPARED[0], args.size)  # raises an error if the size does not exist
-    if not args.budget > 0:
-        raise ConfigError(f"--budget is {args.budget}: it must be more than 0 minutes")
+    if not 0 < args.budget < math.inf:
+        raise ConfigError(f"--budget is {args.budget}: it must be a number of minutes above 0")
     if args.seeds < 1:
         raise ConfigError(f"--seeds is {args.seeds}: it must be at least 1")
     settings = parse_settings(args.set)
@@ -61,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from block_recurrent.studies.reproduce import Study, reproduce, summary
 
     out = args.out or Path("runs") / f"{args.table}-{args.size}"
+    check_results(out, args.table, {"table", "runs"}, args.overwrite)
     seeds = tuple(range(args.seeds))
     systems = tuple(args.systems.split(",")) if args.systems else ()
     study = Study(args.table, args.size, tuple(args.data), out, args.budget, seeds, settings=settings, systems=systems)

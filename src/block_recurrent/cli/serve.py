@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 from pathlib import Path
 
+from block_recurrent.cli.output import print_notes
 from block_recurrent.cli.read import add_weights_argument
 from block_recurrent.errors import ConfigError, MissingExtraError
 
@@ -68,8 +68,7 @@ def run(args: argparse.Namespace) -> int:
     for folder in args.runs:
         model, notes = load_model(folder, args.checkpoint, args.device, args.weights)
         models.append(model)
-        for note in notes:
-            print(f"brt: note: {note}", file=sys.stderr)
+        print_notes(notes)
     app = make_app(models, args.memories, limits, key, args.host)
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns about every client that disconnects
     # No access log: it would contain what clients request. /metrics has counters.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from block_recurrent.cli.output import add_json, check_outputs, give_json
-from block_recurrent.errors import ConfigError, DataError
+from block_recurrent.cli.output import add_json, check_outputs, check_results, give_json
+from block_recurrent.errors import ConfigError, OutputError
 from block_recurrent.io.output import markdown, print_table, write_file, write_json
 from block_recurrent.presets import SIZES, SYSTEMS, preset
 from block_recurrent.run_config import check_keys, parse_settings
@@ -98,8 +99,10 @@ def _run(args: argparse.Namespace) -> int:
     for name, least in (("seeds", 1), ("threads", 1)):
         if getattr(args, name) < least:
             raise ConfigError(f"--{name} is {getattr(args, name)}: it must be at least {least}")
-    if args.budget is not None and not args.budget > 0:
-        raise ConfigError(f"--budget is {args.budget}: it must be more than 0 minutes")
+    if args.budget is not None and not 0 < args.budget < math.inf:
+        raise ConfigError(f"--budget is {args.budget}: it must be a number of minutes above 0")
+    for name in args.names:
+        check_results(args.out, name, {"task"}, args.overwrite)
     systems = list(dict.fromkeys([args.system, *args.against]))
     for system in systems:
         preset(system, args.size)  # raises an error if the system or size does not exist
@@ -114,7 +117,7 @@ def _run(args: argparse.Namespace) -> int:
         try:
             found[name] = work()
         except OSError as error:
-            raise DataError(f"can't write to '{args.out}': {error.strerror or error}") from None
+            raise OutputError(f"can't write to '{args.out}': {error.strerror or error}") from None
         if found[name] is None:
             print("stopped; rerun the same command to resume", file=sys.stderr)
             return STOPPED

@@ -55,20 +55,21 @@ def run(args: argparse.Namespace) -> int:
     check_max_tokens(args.tokens)
     _check_paths(args)
     session = open_session(args, args.memory)
-    _read_prompt(session, args)
     if args.interactive:
+        _read_prompt(session, args)
         from block_recurrent.inference.interactive import Conversation
 
         return Conversation(session, args.tokens, sampling).run()
     stopped = False
     try:
+        _read_prompt(session, args)
         if args.log_probs:
             _write_with_log_probs(session, args, sampling)
         else:
             for piece in session.write(args.tokens, sampling):
                 print(piece, end="", flush=True)
     except KeyboardInterrupt:
-        stopped = True  # the text generated so far is kept and saved
+        stopped = True  # what was read and generated so far is kept and saved
     print()
     if args.save:
         session.save(args.save)

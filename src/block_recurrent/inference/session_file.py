@@ -157,8 +157,8 @@ def check_target(path: Path) -> None:
         raise FileFormatError(f"the memory can't be written to '{path}': directory '{path.parent}' is not writable")
     if not path.exists():
         return
-    if path.is_dir():
-        raise FileFormatError(f"the memory can't be written to '{path}': it is a folder")
+    if not path.is_file():
+        raise FileFormatError(f"the memory can't be written to '{path}': it is not a regular file")
     with path.open("rb") as file:
         beginning = file.read(BEGINNING)
     if FORMAT.encode() not in beginning:

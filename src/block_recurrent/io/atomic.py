@@ -22,6 +22,9 @@ STALE_SECONDS = 24 * 3600  # a process that is still writing touches its file mo
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """A hidden temporary file to write to: renamed to `path` if the block succeeds, deleted if it fails."""
+    path = Path(os.path.realpath(path))  # a link stays one, to a new file
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file")
     # A unique name, so that several processes and threads may write the same file; the last one wins.
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     _delete_stale(path)
@@ -42,6 +45,8 @@ def atomic_folder(path: Path, check: Callable[[Path], None] = lambda path: None)
     block runs, another process that writes the same folder gets a BlockingIOError.
     """
     path = Path(os.path.realpath(path))
+    if not path.name:
+        raise OSError(errno.EINVAL, "it is the root of the file system")
     path.parent.mkdir(parents=True, exist_ok=True)
     part = part_of(path)
     with _claimed(part):

@@ -52,6 +52,8 @@ def read_manifest(path: Path, kind: str, rules: Mapping[int, Mapping[str, Rule]]
 
     A file that can't be opened is an OSError; any other problem is a FileFormatError.
     """
+    if path.exists() and not path.is_file():  # reading a pipe would block
+        raise FileFormatError(f"its {path.name} is not a regular file")
     raw = path.read_bytes()
     try:
         text = raw.decode()

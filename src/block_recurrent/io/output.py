@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from block_recurrent.errors import BlockRecurrentError, DataError
+from block_recurrent.errors import BlockRecurrentError, FileFormatError, OutputError
 from block_recurrent.io.atomic import atomic_file
+from block_recurrent.io.door import first_line
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -32,7 +33,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def write_file(
-    path: Path, content: str | bytes, error: type[BlockRecurrentError] = DataError, make_folder: bool = False
+    path: Path, content: str | bytes, error: type[BlockRecurrentError] = OutputError, make_folder: bool = False
 ) -> None:
     """Write a file atomically; `error` is the exception to raise if that fails."""
     try:
@@ -50,3 +51,14 @@ def write_file(
 
 def write_json(path: Path, data: Any) -> None:
     write_file(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; any problem is a FileFormatError."""
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileFormatError(f"'{path}' can't be read: {first_line(error)}") from None
+    if not isinstance(values, dict):
+        raise FileFormatError(f"'{path}' does not contain a JSON object")
+    return values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from block_recurrent.checkpoint import LoadedRun
 from block_recurrent.data import Corpus
 from block_recurrent.errors import ConfigError, DataError
 from block_recurrent.evaluate.measures import Score, bootstrap
+from block_recurrent.io.output import read_json
 from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.run_config import read_toml
 from block_recurrent.train.report import METRICS, read_metrics
@@ -53,7 +53,7 @@ def make_card(
             "recipe": recipe,
             "curve": _curve(history, loaded.checkpoint.step),
         },
-        "evaluation": evaluation_of({what: _read_json(path) for what, path in files.items()}),
+        "evaluation": evaluation_of({what: read_json(path) for what, path in files.items()}),
         "samples": said["samples"],
         "limits": said["limits"],
     }
@@ -163,14 +163,4 @@ def _read_about(path: Path) -> dict[str, Any]:
             )
     if any(set(sample) != {"title", "text"} for sample in values.get("samples", [])):
         raise ConfigError(f"'{path}': each sample needs a title and a text")
-    return values
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(f"'{path}' can't be read as JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise DataError(f"'{path}' contains a {type(values).__name__}: give the JSON output of a brt command")
     return values

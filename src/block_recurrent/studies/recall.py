@@ -83,8 +83,11 @@ def make_documents(task: PlantedNames, folder: Path, documents: int, longest: in
     if documents < len(buckets):
         raise ConfigError(f"--documents is {documents}: it must be at least {len(buckets)}, one per range of distances")
     source = folder.with_name(f".{folder.name}-text")
+    if folder.exists() and [Path(x).name for x in Corpus(folder).manifest["settings"]["sources"]] != [source.name]:
+        raise ConfigError(f"'{folder}' contains other data: choose another --out")
     asked = {}
     try:
+        shutil.rmtree(source, ignore_errors=True)  # of a killed process
         (source / SPLIT).mkdir(parents=True)
         for number in range(documents):
             text, places = task.text(rng, _distances(rng, buckets, number % len(buckets), longest))

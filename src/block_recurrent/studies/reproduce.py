@@ -23,7 +23,7 @@ from block_recurrent.checkpoint import load_run
 from block_recurrent.data import Corpus
 from block_recurrent.errors import ConfigError
 from block_recurrent.evaluate.evaluation import evaluate_split
-from block_recurrent.io.output import write_json
+from block_recurrent.io.output import read_json, write_json
 from block_recurrent.io.progress import shown_progress
 from block_recurrent.presets import SIZES, SYSTEMS
 from block_recurrent.run_config import RunConfig, merge, resolve
@@ -103,7 +103,7 @@ def reproduce(study: Study, tell: Callable[[str], None]) -> dict[str, Any] | Non
                 if not train(study.config(row, seed, steps), folder):
                     return None
                 _measure(folder, study.data[row.data], study.split, scores)
-            results.append({"label": row.label, "seed": seed, "paper": row.paper, **json.loads(scores.read_text())})
+            results.append({"label": row.label, "seed": seed, "paper": row.paper, **read_json(scores)})
     return {"table": study.table, "size": study.size, "steps": steps, "runs": results}
 
 
@@ -112,11 +112,11 @@ def _plan(study: Study, tell: Callable[[str], None]) -> int:
     path = study.out / PLAN
     asked = {"table": study.table, "size": study.size, "budget": study.budget, "settings": study.settings}
     if path.is_file():
-        plan = json.loads(path.read_text())
+        plan = read_json(path)
         for key, value in json.loads(json.dumps(asked)).items():
-            if plan[key] != value:
+            if (there := plan.get(key)) != value:
                 raise ConfigError(
-                    f"'{study.out}' has a study with {key} {plan[key]!r}, but now it is {value!r}: choose another --out"
+                    f"'{study.out}' has a study with {key} {there!r}, but now it is {value!r}: choose another --out"
                 )
         return plan["steps"]
     tell(f"timing a step of {REFERENCE} at size {study.size}")

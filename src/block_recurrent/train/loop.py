@@ -103,15 +103,22 @@ def complete(config: RunConfig, task: Task, runtime: Runtime) -> RunConfig:
         raise ConfigError(
             f"model.vocab_size is {config.model.vocab_size}, but the data has {task.tokenizer.vocab_size} pieces"
         )
-    needed, there = 4 * cost_of(config.model).parameters, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
-        raise ConfigError(
-            f"the weights alone need {needed / 2**30:,.0f} GiB, but this machine has {there / 2**30:,.0f} GiB: "
-            "choose a smaller --size, or lower model.d_model or model.vocab_size"
-        )
     path = str(Path(config.data.path).resolve()) if config.data.path else ""
     config = config.replace("data", path=path, fingerprint=task.fingerprint, tokenizer=task.tokenizer.sha256)
     return config.replace("train", dtype=str(runtime.dtype).removeprefix("torch."))
+
+
+def check_memory(config: RunConfig) -> None:
+    """Raise an error before anything is allocated, if this machine can't hold it."""
+    cost, there = cost_of(config.model), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    has = f"but this machine has {there / 2**30:,.0f} GiB"
+    if (weights := 4 * cost.parameters) > there:
+        raise ConfigError(
+            f"the weights alone need {weights / 2**30:,.0f} GiB, {has}: choose a smaller --size, or lower "
+            "model.d_model or model.vocab_size"
+        )
+    if (memories := config.train.lanes * cost.memory_bytes) > there:
+        raise ConfigError(f"the memories of the lanes alone need {memories / 2**30:,.0f} GiB, {has}: lower --lanes")
 
 
 def check_lanes(config: RunConfig, runtime: Runtime) -> None:
@@ -138,6 +145,7 @@ class Trainer:
 
     def __init__(self, config: RunConfig, runtime: Runtime, open_task: OpenTask = corpus_task) -> None:
         check_lanes(config, runtime)
+        check_memory(config)
         self.runtime, self.task = runtime, open_task(config, runtime)
         self.config = config = complete(config, self.task, runtime)
         self.stream = self.task.stream

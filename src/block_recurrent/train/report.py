@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from block_recurrent.errors import TrainingError
+from block_recurrent.errors import FileFormatError, TrainingError, printable
+from block_recurrent.io.door import first_line
 from block_recurrent.train.boards import Board
 
 METRICS = "metrics.jsonl"
@@ -20,7 +22,10 @@ LOG = "log.txt"
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """All records of a run's metrics."""
-    return [json.loads(line) for line in (run / METRICS).read_text(encoding="utf-8").splitlines()]
+    try:
+        return [json.loads(line) for line in (run / METRICS).read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"'{run / METRICS}' can't be read: {first_line(error)}") from None
 
 
 def cut_back(metrics: Path, step: int) -> None:
@@ -30,11 +35,9 @@ def cut_back(metrics: Path, step: int) -> None:
     end = 0
     with open(metrics, "rb") as file:
         for line in file:
-            try:
+            with suppress(ValueError, KeyError, TypeError):  # a damaged line is kept, and the lines after it
                 if not line.endswith(b"\n") or json.loads(line)["step"] > step:
                     break
-            except (ValueError, KeyError, TypeError):
-                continue  # a damaged line: keep the lines after it
             end += len(line)
     with open(metrics, "rb+") as file:
         file.truncate(end)
@@ -76,7 +79,7 @@ class Reporter:
         """Write to the log and to the terminal."""
         if not self.is_silent:
             self._write(self._log, f"{_now()} {text}")
-            self._console.print(text, markup=False)
+            self._console.print(printable(text), markup=False)
 
     def warn(self, text: str) -> None:
         """`say` with the prefix "warning:"."""

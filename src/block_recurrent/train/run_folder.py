@@ -24,7 +24,6 @@ from block_recurrent.data import Tokenizer
 from block_recurrent.errors import CheckpointError, ConfigError, TrainingError
 from block_recurrent.io.output import write_file
 from block_recurrent.run_config import RunConfig, differences
-from block_recurrent.train.report import LOG, METRICS
 from block_recurrent.train.state import check_resumable
 
 LOCK = ".lock"
@@ -59,9 +58,20 @@ def _refuse_other_folders(run: Path) -> None:
     """Accept a folder that is empty or contains a run, with a name that safetensors can open."""
     if str(run) != str(run).encode(errors="replace").decode():
         raise TrainingError(f"--out '{run}' is not UTF-8: choose another name")
+    # Only the lock and the temporary file of its configuration may be there without a configuration.
     names = {path.name for path in run.iterdir()} if run.is_dir() else set()
-    if names - {LOCK, "checkpoints", "tensorboard", METRICS, LOG} and CONFIG not in names:
-        raise TrainingError(f"--out '{run}' contains '{min(names)}' and is not a run folder: choose another --out")
+    others = {name for name in names if name != LOCK and not name.endswith(".part")}
+    if others and not _is_run(run):
+        raise TrainingError(f"--out '{run}' contains '{min(others)}' and is not a run folder: choose another --out")
+
+
+def _is_run(run: Path) -> bool:
+    """Whether its config.toml, damaged or not, is the configuration of a run rather than of another program."""
+    try:
+        text = (run / CONFIG).read_text(errors="replace")
+    except OSError:
+        return False
+    return all(f"[{section}]" in text for section in ("model", "train", "schedule"))
 
 
 def open_run(run: Path, config: RunConfig, tokenizer: Tokenizer, resume: str) -> tuple[Checkpoint | None, list[str]]:

@@ -32,7 +32,7 @@ from block_recurrent.data.sources.document import SPLITS, Document, LeftOut, Pac
 from block_recurrent.data.sources.text import Unit
 from block_recurrent.data.tokenizers.base import BYTES, Encoded, Tokenizer
 from block_recurrent.data.utf8 import Counts, to_utf8
-from block_recurrent.errors import DataError
+from block_recurrent.errors import DataError, OutputError
 from block_recurrent.io.atomic import atomic_folder
 from block_recurrent.io.door import MANIFEST
 
@@ -72,7 +72,7 @@ def prepare(settings: PrepareSettings, tokenizer: Tokenizer, out: Path, progress
             write_manifest(folder / MANIFEST, work.manifest())
     except OSError as error:
         full = "; the disk is full: free some space and run again" if error.errno == errno.ENOSPC else ""
-        raise DataError(f"can't write to '{out}': {error.strerror or error}{full}") from None
+        raise OutputError(f"can't write to '{out}': {error.strerror or error}{full}") from None
     return Corpus(out)
 
 

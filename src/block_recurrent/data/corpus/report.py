@@ -11,12 +11,12 @@ import numpy as np
 from block_recurrent.data.corpus.corpus import OUR_FILES, Corpus, DocumentInfo, manifest_digest
 from block_recurrent.data.sources.document import SPLITS
 from block_recurrent.errors import DataError, FileFormatError
-from block_recurrent.io.door import MANIFEST
+from block_recurrent.io.door import COUNT_LIMIT, MANIFEST
 
 
 def summarize(corpus: Corpus, segment: int) -> dict[str, Any]:
     """The statistics of each split: `{"splits": {"train": {...}, ...}}`. Ratios of an empty split are None."""
-    if segment < 1:
+    if not 1 <= segment < COUNT_LIMIT:
         raise DataError(f"--segment must be at least 1, not {segment}")
     return {
         "tokenizer": corpus.manifest["tokenizer"],

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from block_recurrent.data.sources.document import Found
 from block_recurrent.data.sources.packages import normalized, wheel_documents
-from block_recurrent.errors import DataError, did_you_mean
+from block_recurrent.errors import DataError, OutputError, did_you_mean
 from block_recurrent.io.atomic import atomic_file
 
 LISTS = ("code-100",)
@@ -68,7 +68,9 @@ def fetch_wheel(name: str, version: str) -> Path:
             with atomic_file(folder / wheel.name) as part:
                 shutil.copyfile(wheel, part)
         except OSError as error:
-            raise DataError(f"can't write to the cache '{folder}': {error.strerror or error}; set BRT_CACHE") from None
+            raise OutputError(
+                f"can't write to the cache '{folder}': {error.strerror or error}; set BRT_CACHE"
+            ) from None
     return folder / wheel.name
 
 

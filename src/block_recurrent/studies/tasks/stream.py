@@ -55,7 +55,7 @@ class Symbols(Tokenizer):
 
 def padded_length(problem: Problem, level: int, window: int) -> int:
     """Tokens of an example in whole blocks."""
-    return -(-problem.length(level) // window) * window
+    return -(-problem.length(level) // max(1, window)) * window  # the model's configuration refuses a window of 0
 
 
 class TaskStream(SegmentStream):

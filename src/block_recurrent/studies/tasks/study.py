@@ -18,7 +18,7 @@ from block_recurrent.accounting import BYTES, cost_of
 from block_recurrent.checkpoint import load_run
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import ConfigError
-from block_recurrent.io.output import write_json
+from block_recurrent.io.output import read_json, write_json
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.presets import SYSTEMS, preset
 from block_recurrent.run_config import (
@@ -149,11 +149,11 @@ def _plan(study: TaskStudy, tell: Callable[[str], None]) -> int:
     path = study.out / "runs" / study.spec.name / PLAN
     asked = {"size": study.size, "budget": study.budget, "settings": study.settings}
     if path.is_file():
-        plan = json.loads(path.read_text())
+        plan = read_json(path)
         for key, value in json.loads(json.dumps(asked)).items():
-            if plan[key] != value:
+            if (there := plan.get(key)) != value:
                 raise ConfigError(
-                    f"'{study.out}' has {study.spec.name} with {key} {plan[key]!r}, but now it is {value!r}: "
+                    f"'{study.out}' has {study.spec.name} with {key} {there!r}, but now it is {value!r}: "
                     "choose another --out"
                 )
         return plan["steps"]
@@ -194,7 +194,7 @@ def _one_run(
     """Train and measure, unless it has been done; None if it was stopped."""
     scores = folder / SCORES
     if scores.is_file():
-        return json.loads(scores.read_text())
+        return read_json(scores)
     system, point, seed, steps = which
     config = study.run_config(system, point, seed, steps)
     tasks: list[Task] = []
