@@ -216,6 +216,24 @@ def test_serve(tmp_path: Path) -> None:
     assert ", 0 wrong answers; " in row["told"]
 
 
+def test_a_memory_is_moved_far_ahead(tmp_path: Path) -> None:
+    """As `bench serve --parts first` does it: the server takes the file, and it says what it should."""
+    import torch
+
+    from block_recurrent import BlockRecurrentLM, Session
+    from block_recurrent.bench.serve import _moved
+    from block_recurrent.data import load_tokenizer
+
+    session = Session(BlockRecurrentLM(preset("rec-fixed-skip", "micro", 257)), load_tokenizer("bytes"))
+    session.read("The whale, the sea.")
+    session.save(tmp_path / "near.memory")
+    (tmp_path / "far.memory").write_bytes(_moved((tmp_path / "near.memory").read_bytes(), 1_000_003))
+    far = Session.load(tmp_path / "far.memory", session.engine, session.tokenizer)
+    assert far.position == 1_000_003
+    for mine, theirs in zip(far.memory.layers, session.memory.layers, strict=True):
+        assert torch.equal(mine.values, theirs.values)
+
+
 def test_the_outside_line_predicts_each_token_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -65,11 +65,12 @@ def test_bytes_of_a_token() -> None:
     model = BlockRecurrentLM(config)
     cell = sum(p.numel() for p in model.layers[1].cell.parameters())
     weights = sum(p.numel() for p in model.parameters()) - cell + cell / 16
-    memory = 2 * 48 * (3 * 16 + 16)
-    assert write.bytes_per_step(model) == pytest.approx(4 * (weights + memory))
-    assert write.bytes_per_step(model, lanes=5) == pytest.approx(4 * (weights + 5 * memory))
-    # In bfloat16: two bytes less for each weight of a matrix; per layer 4 or 5 maps of D x HK, and the MLP. The
-    # same for each number of the window's keys and values, though not for what a state shows.
+    # Keys and values of 4 heads: 12 numbers of 3 bytes, and a scale.
+    memory = 2 * 4 * (12 * 3 + 4) * (3 * 16 + 16)
+    assert write.bytes_per_step(model) == pytest.approx(4 * weights + memory)
+    assert write.bytes_per_step(model, lanes=5) == pytest.approx(4 * weights + 5 * memory)
+    # In bfloat16: two bytes less for each weight of a matrix; per layer 4 or 5 maps of D x HK, and the MLP. One byte
+    # less for each number of keys and values.
     matrices = 48 * 50 + 3 * (4 * 48 * 48 + 2 * 48 * 96) + 2 * 48 * 48
-    narrow = 2 * (matrices + 2 * 48 * 3 * 16)
-    assert write.bytes_per_step(model, "bfloat16") == pytest.approx(4 * (weights + memory) - narrow)
+    narrow = 2 * matrices + 2 * 48 * (3 * 16 + 16)
+    assert write.bytes_per_step(model, "bfloat16") == pytest.approx(4 * weights + memory - narrow)

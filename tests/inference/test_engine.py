@@ -25,6 +25,10 @@ from block_recurrent.ops import cpp
 from block_recurrent.presets import SYSTEMS
 
 VOCAB = 23
+ODD = {"d_model": 43, "head_dim": 13, "mlp_dim": 61, "num_states": 11, "window": 9, "segment": 18}
+"""Sizes that fill no vector."""
+TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-3, "int8": 4e-3}
+"""Caches have 16 bits where weights are narrow."""
 Tokens = Callable[..., Tensor]
 
 
@@ -155,8 +159,7 @@ def test_torch_does_the_same_where_there_is_no_kernel(
     weights: str, lanes: int, build: str, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sizes that fill no vector, and several recurrent layers of which the others read the highest."""
-    odd = {"d_model": 43, "head_dim": 13, "mlp_dim": 61, "num_states": 11, "window": 9, "segment": 18}
-    model = make("feedback-lstm-single", recurrent_layers=(1, 2), **odd)
+    model = make("feedback-lstm-single", recurrent_layers=(1, 2), **ODD)
     native, text = Engine(model, weights), tokens(lanes, 30)
     monkeypatch.setattr(cpp, "LIBRARY", None)
     plain = Engine(model, weights)
@@ -195,16 +198,34 @@ def test_a_decoded_memory_is_a_value_like_others(weights: str, tokens: Tokens) -
 
 
 @pytest.mark.skipif(cpp.LIBRARY is None, reason="the kernels are not built for this machine")
-def test_values_that_float16_does_not_hold_are_cut(tokens: Tokens) -> None:
+@pytest.mark.parametrize("size", [0, 1e-20, 1e-3, 1e6])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+def test_caches_hold_values_of_any_size(size: float, weights: str, build: str, tokens: Tokens) -> None:
+    """In as many bits as promised, of an entry's largest number; and what was rounded once is not rounded again."""
     model = make("slide")
-    model.layers[0].to_values.weight.data *= 1e6
-    engine, text = Engine(model, "bfloat16"), tokens(1, 40)
-    _, memory = engine.prefill(text[:, :20])
-    assert memory.layers[0].values.abs().max() > 65504
-    for i in range(20, 40):
-        logits, memory = engine.decode(text[:, i], memory)
-        assert logits.isfinite().all()
-    assert memory.layers[0].values.abs().max() == 65504
+    model.layers[0].to_values.weight.data *= size
+    engine, text = Engine(model, weights), tokens(2, 40)
+    _, before = engine.prefill(text[:, :20])
+    _, memory = engine.decode(text[:, 20], before)
+    exact, held = before.layers[0].values[:, :, 1:], memory.layers[0].values[:, :, :-1]
+    bits = 23 if weights == "float32" else 15
+    assert ((held - exact).abs() <= exact.abs().amax(-1, keepdim=True) * 2.0**-bits).all()
+    # By way of numbers in float32, as a memory file has them.
+    loaded = DocumentMemory(tuple(memory.layers), memory.tokens_read, memory.config, fingerprint=memory.fingerprint)
+    for i in range(21, 40):
+        wanted, memory = engine.decode(text[:, i], memory)
+        logits, loaded = engine.decode(text[:, i], loaded)
+        assert torch.equal(logits, wanted)
+    assert memory.equals(loaded)
+
+
+@pytest.mark.skipif(cpp.LIBRARY is None, reason="the kernels are not built for this machine")
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_numbers_that_are_none_are_not_hidden(bad: float, tokens: Tokens) -> None:
+    engine, text = Engine(make("slide")), tokens(1, 20)
+    _, memory = engine.prefill(text)
+    memory.layers[0].values[0, 0, -1, 3] = bad
+    assert not engine.decode([1], memory)[0].isfinite().all()
 
 
 def test_the_engine_has_weights_of_its_own(tokens: Tokens) -> None:
@@ -240,10 +261,6 @@ def test_packed_weights_change_the_loss_little(system: str, weights: str, tokens
         losses.append(-logits.log_softmax(-1).gather(1, text[:, i + 1, None])[:, 0].numpy())
     np.testing.assert_allclose(np.stack(losses, 1), np.stack(scored.nats)[:, :40], atol=TOLERANCE[weights])
     assert engine.fingerprint() not in (model.fingerprint(), Engine(model).fingerprint())
-
-
-TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-3, "int8": 4e-3}
-"""Caches are float16 where weights are narrow."""
 
 
 def test_threads_do_not_disturb_each_other(tokens: Tokens) -> None:
@@ -348,10 +365,13 @@ def test_bad_input_is_refused_as_the_model_does(tokens: Tokens) -> None:
     assert issubclass(InputError, BlockRecurrentError)
 
 
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
-def test_a_lane_has_the_same_bits_in_any_crowd(make_reader: Callable[..., BlockRecurrentLM], weights: str) -> None:
+@pytest.mark.parametrize("fields", [{}, ODD], ids=["even", "odd"])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_a_lane_has_the_same_bits_in_any_crowd(
+    make_reader: Callable[..., BlockRecurrentLM], weights: str, fields: dict[str, int], build: str
+) -> None:
     """What `brt serve` promises: the same text, alone or with others, at any position, across block ends."""
-    engine = Engine(make_reader(), weights)
+    engine = Engine(make_reader(**fields), weights)
     if engine._now[1] is None:
         pytest.skip("the decode kernel is missing")
     lanes = 9

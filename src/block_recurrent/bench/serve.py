@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,10 +28,12 @@ CONTEXT = 8192
 NOTE = (
     f"over HTTP on one machine; streams, first and peer: width {WIDTH}, {DEPTH} layers, window 512, random weights of "
     "the given precision. streams: tokens per second of all streams together, the best round; ratio over one stream. "
-    "first: milliseconds to the first token of a request from a saved memory, the median; ratio over the near one. "
-    "peer: transformers' generate behind FastAPI, GPT-2 of the same width and depth: each request is a text of nearly "
-    f"{CONTEXT} tokens and more to generate; ours continues from the memory of the text, and the peer, which keeps "
-    "nothing between requests, reads it again; generated tokens per second; ratio: ours over it. mixed: size micro, "
+    "first: milliseconds to the first token of a request from a saved memory, the median; ratio over the near one; the "
+    "far memory is that of some thousand tokens whose file says that there were more, which was uploaded: the work "
+    "depends on the position in the block and on nothing else. peer: transformers' generate behind FastAPI, one "
+    "request at a time, GPT-2 of the same width and depth: many clients have the same text of nearly "
+    f"{CONTEXT} tokens continued; ours continues from the memory of the text and the peer from its cache of it, which "
+    "it keeps between requests and crops; generated tokens per second; ratio: ours over it. mixed: size micro, "
     "requests of all kinds at once; every text is compared with the response to the same request alone."
 )
 
@@ -107,6 +110,10 @@ class Client:
             return answer.status, json.loads(answer.read())
         finally:
             connection.close()
+
+    def download(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}") as answer:
+            return answer.read()
 
     def complete(self, **body: Any) -> Any:
         status, answer = self.ask("POST", "/v1/completions", body)
@@ -189,51 +196,66 @@ def _streams(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _first(args: argparse.Namespace) -> list[dict[str, Any]]:
-    text = ("The whale, the sea, and the ship that sailed. " * (args.far // 40))[: args.far].encode()
-    with saved(_wide()) as folder, started(folder, "--text-bytes", str(2 * args.far), "--trail", "1") as (_, client):
-        places = {"near": text[:1000], "far": text}
-        for name, part in places.items():
-            client.ask("POST", f"/v1/memories/{name}/read", part)
+    config, places = _wide(), {"near": 1000, "far": args.far}
+    # As many tokens as fill every cache, and up to the far place in its block.
+    read = args.far if args.far < 4 * config.window else 3 * config.window + args.far % config.window
+    text = ("The whale, the sea, and the ship that sailed. " * (1 + read // 40)).encode()
+    with saved(config) as folder, started(folder) as (_, client):
+        client.ask("POST", "/v1/memories/near/read", text[: places["near"]])
+        client.ask("POST", "/v1/memories/read/read", text[:read])
+        client.ask("PUT", "/v1/memories/far/file", _moved(client.download("/v1/memories/read/file"), args.far))
         seconds: dict[str, list[float]] = {name: [] for name in places}
         for _ in range(10 * args.rounds):
             for name in places:
                 seconds[name].append(client.first_events(1, memory=name, max_tokens=8, end_at_mark=False))
-        near = statistics.median(seconds["near"])
-        return [
-            row("first", f"{len(part):,} tokens", 1, 1000 * s, s / near, "milliseconds to the first token")
-            for (_, part), s in zip(places.items(), map(statistics.median, seconds.values()), strict=True)
-        ]
+        for name, tokens in places.items():
+            if client.ask("GET", f"/v1/memories/{name}")[1].get("tokens") != tokens:
+                raise ConfigError(f"the {name} memory does not stand at {tokens} tokens")
+    near = statistics.median(seconds["near"])
+    return [
+        row("first", f"{tokens:,} tokens", 1, 1000 * s, s / near, "milliseconds to the first token")
+        for tokens, s in zip(places.values(), map(statistics.median, seconds.values()), strict=True)
+    ]
+
+
+def _moved(file: bytes, tokens: int) -> bytes:
+    """A memory file that says it has read so many tokens."""
+    import torch
+
+    from block_recurrent.model.memory_file import load_memory_with_extra, save_memory
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "memory"
+        path.write_bytes(file)
+        memory, extra = load_memory_with_extra(path)
+        save_memory(replace(memory, tokens_read=torch.tensor([tokens])), path, extra)
+        return path.read_bytes()
 
 
 def _peer(args: argparse.Namespace) -> list[dict[str, Any]]:
     import_extra("transformers", "hf")
     length, written = CONTEXT - args.tokens - 1, args.tokens
     text = ("The whale, the sea, and the ship that sailed. " * 200)[:length]
-    rows = []
+    tokens = list(text.encode())
+
+    def rate(write: Callable[[int], None]) -> float:
+        write(0)  # reads the text, where it has not been read
+        return max(args.streams * written / together(args.streams, write) for _ in range(args.rounds))
+
     with saved(_wide()) as folder, started(folder, "--lanes", str(args.streams)) as (_, client):
         client.ask("POST", "/v1/memories/text/read", text.encode())
-
-        def write(number: int) -> None:
-            client.complete(memory="text", max_tokens=written, seed=number, end_at_mark=False)
-
-        write(0)
-        ours = max(args.streams * written / together(args.streams, write) for _ in range(args.rounds))
-        rows.append(row("peer", "brt serve, float32", args.streams, ours, 1.0, f"after {length:,} tokens"))
+        ours = rate(lambda seed: client.complete(memory="text", max_tokens=written, seed=seed, end_at_mark=False))
     process = subprocess.Popen(
         [sys.executable, "-m", "block_recurrent.bench.serve_peer", str(CONTEXT)], stdout=subprocess.PIPE, text=True
     )
     try:
         peer = Client(_port(process))
-
-        def generate(_: int) -> None:
-            peer.ask("POST", "/generate", {"tokens": list(text.encode()), "max_new_tokens": written})
-
-        # It serves one request at a time, so several in parallel are no faster than one.
-        theirs = written / together(1, generate)
+        theirs = rate(lambda _: peer.ask("POST", "/generate", {"tokens": tokens, "max_new_tokens": written}))
     finally:
         process.terminate()
         process.wait()
-    return [*rows, row("peer", "transformers generate", 1, theirs, ours / theirs, f"after {length:,} tokens")]
+    rates = {"brt serve, float32": ours, "transformers generate": theirs}
+    return [row("peer", what, args.streams, x, ours / x, f"after {length:,} tokens") for what, x in rates.items()]
 
 
 def _mixed(args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -1,4 +1,7 @@
-"""A simple baseline: transformers' generate behind FastAPI. Started by `brt bench serve` as a process."""
+"""A simple baseline: transformers' generate behind FastAPI, with the cache of the last text kept.
+
+Started by `brt bench serve` as a process.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,27 @@ import threading
 import torch
 import uvicorn
 from fastapi import Body, FastAPI
+from transformers import DynamicCache
 
 from block_recurrent.bench.contenders import gpt2_model
 
 
 def make_app(context: int) -> FastAPI:
     model = gpt2_model(context).eval()
-    app, lock = FastAPI(), threading.Lock()
+    app, lock, cache, cached = FastAPI(), threading.Lock(), DynamicCache(), list[int]()
 
     @app.post("/generate")
     def generate(tokens: list[int] = Body(), max_new_tokens: int = Body()) -> list[int]:  # noqa: B008
         with lock, torch.no_grad():
+            same = next((i for i, (a, b) in enumerate(zip(cached, tokens, strict=False)) if a != b), len(cached))
+            if (surplus := len(cached) - min(same, len(tokens) - 1)) > 0:
+                cache.crop(-surplus)
             written = model.generate(
                 torch.tensor([tokens]), max_new_tokens=max_new_tokens, min_new_tokens=max_new_tokens, do_sample=True,
-                pad_token_id=0,
-            )  # fmt: skip
-        return written[0, len(tokens) :].tolist()
+                pad_token_id=0, past_key_values=cache,
+            )[0].tolist()  # fmt: skip
+            cached[:] = written[:-1]
+        return written[len(tokens) :]
 
     return app
 

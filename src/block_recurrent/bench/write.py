@@ -28,9 +28,9 @@ ROUNDS = 16
 SHORT_TURN = 8
 NOTE = (
     f"width {WIDTH}, {DEPTH} layers, window 512; matrices in float32, bfloat16 or int8 as named, keys and "
-    "values in float16 with the last two, the rest in float32. tokens_per_second: all lanes together; the rows of a "
-    f"part generate in {ROUNDS} turns of a few tokens, and the median turn counts. position: tokens before the first "
-    "generated one. position part: the mean over whole blocks of 512 tokens, which includes every state update; "
+    "values in 24 bits, with the last two in 16, the rest in float32. tokens_per_second: all lanes together; the rows "
+    f"of a part generate in {ROUNDS} turns of a few tokens, and the median turn counts. position: tokens before the "
+    "first generated one. position part: the mean over whole blocks of 512 tokens, which includes every state update; "
     "ratio: over the first row of the same weights. batch part: ratio: over one lane of the same weights. peer and "
     "gpt2 parts: ratio: ours over this one. limit part: bytes of weights, once for all lanes, and of the memory of "
     "each lane that a step needs, over the read bandwidth, measured by reading 2 GB between turns of 8 tokens, which "
@@ -257,7 +257,7 @@ def _row(part: str, writer: Writer, rate: float, ratio: float, told: str) -> dic
 
 def bytes_per_step(model: Any, weights: str = "float32", lanes: int = 1) -> float:
     """Bytes that a token of each lane must read: all weights of the token side, once for all lanes, and per lane its
-    window's keys and values and those of the states.
+    window's keys and values and those of the states, in 3 or 2 bytes per number and 4 for the scale of an entry.
 
     The weights of the state side are read once per block, and count by that share; they are always float32.
     """
@@ -272,8 +272,8 @@ def bytes_per_step(model: Any, weights: str = "float32", lanes: int = 1) -> floa
             total += size * p.numel() + (4 * len(p) if weights == "int8" else 0)
     entry, layers = 2 * config.num_heads * config.head_dim, range(1, config.num_layers + 1)
     states = sum(config.num_states for number in layers if config.layer_reads_state(number))
-    cached = (4 if weights == "float32" else 2) * config.window * len(layers)
-    return total + lanes * entry * (cached + 4 * states)
+    number = (3 if weights == "float32" else 2) + 4 / config.head_dim
+    return total + lanes * entry * number * (config.window * len(layers) + states)
 
 
 class _Bandwidth:

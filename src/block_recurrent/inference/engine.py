@@ -126,7 +126,7 @@ class Engine:
         snapshot, decoder = self._now
         column = _column(tokens, snapshot.device)
         if memories and decoder is not None and (checked := _checked(snapshot, column, memories)) is not None:
-            return decoder.decode(checked, memories, same_bits=True)
+            return decoder.decode(checked, memories)
         logits, after = _decode(snapshot, None, column, DocumentMemory.cat(memories))
         return logits, [after.select([lane]) for lane in range(after.lanes)]
 

@@ -5,7 +5,8 @@ So caches live in a `Buffer` with spare room at its end: a memory uses the entri
 appended after them, where no memory reads yet. If another memory has already written there (a fork), or the buffer
 is full, the entries are copied to a new one. Other memories are copied into a buffer first.
 
-With bfloat16 and int8 weights the caches are float16: with many lanes they dominate the memory traffic.
+With many lanes the caches dominate the memory traffic. So an entry of a head is stored with 24 bits per number and a
+scale, exact to 2^-23 of its largest number, as in float32; with bfloat16 and int8 weights, with 16 bits per number.
 """
 
 from __future__ import annotations
@@ -27,26 +28,51 @@ from block_recurrent.inference.snapshot import Packed, Snapshot
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
 from block_recurrent.ops import cpp
 
-_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3}
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 FEWEST_ROOM = 32
-HIGHEST_FLOAT16 = torch.finfo(torch.float16).max
+
+
+class Entries(NamedTuple):
+    """Keys and values of some layers, as the kernel has them: `Numbers` in C."""
+
+    high: Tensor
+    """(keys and values of each layer, B, H, entries, K), int16."""
+    low: Tensor
+    """Eight further bits, uint8; none for each number with narrow weights."""
+    scales: Tensor
+    """(keys and values of each layer, B, H, entries), float32."""
+
+    @classmethod
+    def empty(cls, shape: Sequence[int], low: bool) -> Entries:
+        *outer, K = shape
+        lows = torch.empty(*outer, K * low, dtype=torch.uint8)
+        return cls(torch.empty(*shape, dtype=torch.int16), lows, torch.empty(outer))
+
+    def part(self, start: int, count: int) -> Entries:
+        return Entries(*(x.narrow(3, start, count) for x in self))
+
+    def widened(self, index: int) -> Tensor:
+        """(B, H, entries, K), float32."""
+        high, low, scales = (x[index].float() for x in self)
+        return (torch.add(low, high, alpha=256) if low.shape[-1] else high) * scales.unsqueeze(-1)
+
+    def pointers(self, lane: int = 0) -> tuple[int, ...]:
+        """Where the numbers of a lane begin."""
+        return tuple(x.data_ptr() + lane * x.stride(1) * x.element_size() for x in self)
 
 
 class Buffer:
     """Caches of B lanes: of plain layers with W entries each, and of recurrent ones with 2W; then room for more."""
 
-    def __init__(self, stores: Sequence[Tensor], room: int) -> None:
+    def __init__(self, stores: Sequence[Entries], room: int) -> None:
         self.stores, self.room = stores, room
-        """Two tensors (keys and values of each layer, B, H, entries and room, K)."""
+        """Two, each with the room after its entries."""
         self.written = 1
         """Number of tokens written into the room, including the one that the buffer was created for."""
         # Of each lane, for each store: where it begins, entries from keys to values, and from head to head.
         self.lanes = [
-            [
-                (x.data_ptr() + lane * x.stride(1) * x.element_size(), x.stride(0) // x.shape[4], x.shape[3])
-                for x in stores
-            ]
-            for lane in range(stores[0].shape[1])
+            [(*store.pointers(lane), store.scales.stride(0), store.scales.shape[3]) for store in stores]
+            for lane in range(stores[0].scales.shape[1])
         ]
 
 
@@ -59,12 +85,14 @@ class Place(NamedTuple):
     """For each recurrent layer, (B, S, D)."""
     views: tuple[Tensor, ...]
     """For each lane, (recurrent layers, 4, H, S, K): keys, values, queries to the states and to the tokens."""
+    shown: tuple[Entries, ...]
+    """For each lane, those keys and values."""
 
-    def entries(self, own: bool) -> Tensor:
-        """(keys and values of each plain or recurrent layer, B, H, W or 2W, K)."""
+    def entries(self, own: bool) -> Entries:
+        """W of each plain layer, or 2W of each recurrent one."""
         buffer = cast(Buffer, self.buffer)
         store = buffer.stores[own]
-        return store.narrow(3, self.at, store.shape[3] - buffer.room)
+        return store.part(self.at, store.scales.shape[3] - buffer.room)
 
 
 class BufferedLayers(Sequence[LayerMemory]):
@@ -86,7 +114,7 @@ class BufferedLayers(Sequence[LayerMemory]):
         index = range(len(self))[index]
         own = index in self._recurrent
         number = self._recurrent.index(index) if own else index - sum(i < index for i in self._recurrent)
-        keys, values = (self._place.entries(own)[2 * number + i].float() for i in range(2))
+        keys, values = (self._place.entries(own).widened(2 * number + i) for i in range(2))
         return LayerMemory(keys, values, self._place.states[number] if own else None)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -108,41 +136,34 @@ class NativeDecoder:
         self.recurrent = [number - 1 for number in snapshot.config.recurrent_layers]
         self.plain = [i for i in range(snapshot.config.num_layers) if i not in self.recurrent]
         self.room = max(FEWEST_ROOM, self.config.window // 2)
-        self.cache_dtype = torch.float32 if snapshot.weights == "float32" else torch.float16
+        self.exact = snapshot.weights == "float32"
         self.cells = [cell for layer in snapshot.model_layers() if (cell := layer.cell) is not None]
         self._places: WeakKeyDictionary[DocumentMemory, Place] = WeakKeyDictionary()
         self._lock = threading.Lock()
         self._scratch: list[Tensor] = []
         self._weights: list[Tensor] = []  # kept alive for the pointers below
         self._model = self._describe()
-        self._decode, self._room_for = (getattr(cpp.LIBRARY, name) for name in ("decode", "decode_room"))
+        names = ("decode", "decode_room", "decode_narrow")
+        self._decode, self._room_for, self._narrow_all = (getattr(cpp.LIBRARY, name) for name in names)
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self._decode.argtypes, self._decode.restype = (pointer, pointer, number, pointer, pointer, number), None
         self._room_for.argtypes, self._room_for.restype = (pointer, number, number), number
+        self._narrow_all.argtypes, self._narrow_all.restype = (number, *[pointer] * 2, *[number] * 5), None
 
-    def decode(
-        self, tokens: Sequence[int], memories: Sequence[DocumentMemory], same_bits: bool = False
-    ) -> tuple[Tensor, list[DocumentMemory]]:
+    def decode(self, tokens: Sequence[int], memories: Sequence[DocumentMemory]) -> tuple[Tensor, list[DocumentMemory]]:
         """Decode a token for each lane of all memories together, each in the vocabulary.
 
-        same_bits: whether results of a lane must be bit-for-bit independent of the other lanes.
+        Results of a lane are bit-for-bit independent of the other lanes.
         """
         claimed = [self._claim(memory) for memory in memories]
         lanes, W = array("q"), self.config.window
         given = iter(tokens)
         for buffer, place in claimed:
-            for (plain, own), view, token in zip(buffer.lanes, place.views, given, strict=False):
-                lanes.extend((token, *plain, place.at + W, *own, place.at + 2 * W, view.data_ptr()))
-        count = len(tokens)
-        if same_bits and count == 1:
-            # The kernel sums in another order for a single lane; duplicating the lane avoids that.
-            lanes.extend(lanes)
-            count = 2
-        logits = torch.empty(count, self.config.vocab_size)
-        self._call(lanes, count, logits)
-        return logits[: len(tokens)], [
-            self._after(memory, place) for memory, (_, place) in zip(memories, claimed, strict=True)
-        ]
+            for (plain, own), shown, token in zip(buffer.lanes, place.shown, given, strict=False):
+                lanes.extend((token, *plain, place.at + W, *own, place.at + 2 * W, *shown.pointers()))
+        logits = torch.empty(len(tokens), self.config.vocab_size)
+        self._call(lanes, len(tokens), logits)
+        return logits, [self._after(memory, place) for memory, (_, place) in zip(memories, claimed, strict=True)]
 
     def _call(self, lanes: array[int], count: int, logits: Tensor) -> None:
         threads, model = torch.get_num_threads(), self._model.buffer_info()[0]
@@ -177,26 +198,47 @@ class NativeDecoder:
         for state in states:
             self._check_shape(state, (memory.lanes, self.config.num_states, self.config.d_model), "a state")
         views = [torch.stack(cell.view(state), 1) for cell, state in zip(self.cells, states, strict=True)]
-        by_lane = torch.stack(views, 1).unbind() if views else (torch.empty(0),) * memory.lanes
-        place = Place(None, 0, states, by_lane)
+        by_lane = torch.stack(views, 1).unbind() if views else (torch.empty(0, 4, 1, 1, 1),) * memory.lanes
+        place = Place(None, 0, states, by_lane, tuple(map(self._shown, by_lane)))
         with self._lock:
             self._places[given] = place
         return place
 
-    def _store(self, memory: DocumentMemory, place: Place, own: bool) -> Tensor:
+    def _store(self, memory: DocumentMemory, place: Place, own: bool) -> Entries:
         """The entries of plain or of recurrent layers, with room after them."""
         c, which = self.config, self.recurrent if own else self.plain
         shape = (memory.lanes, c.num_heads, (1 + own) * c.window, c.head_dim)
-        store = torch.empty(2 * len(which), *shape[:2], shape[2] + self.room, c.head_dim, dtype=self.cache_dtype)
-        entries = store.narrow(3, 0, shape[2])
+        store = Entries.empty((2 * len(which), *shape[:2], shape[2] + self.room, c.head_dim), self.exact)
         if place.buffer is not None:
-            entries.copy_(place.entries(own))
+            for to, x in zip(store.part(0, shape[2]), place.entries(own), strict=True):
+                to.copy_(x)
             return store
         for number, i in enumerate(which):
-            for to, x in zip(entries[2 * number :], (memory.layers[i].keys, memory.layers[i].values), strict=False):
+            for index, x in enumerate((memory.layers[i].keys, memory.layers[i].values), 2 * number):
                 self._check_shape(x, shape, "a cache")
-                to.copy_(x if self.cache_dtype == torch.float32 else x.clamp(-HIGHEST_FLOAT16, HIGHEST_FLOAT16))
+                self._narrow(x, Entries(*(part[index] for part in store)))
         return store
+
+    def _shown(self, view: Tensor) -> Entries:
+        """Keys and values of a lane's view, (recurrent layers, 4, H, S, K)."""
+        keys_and_values = view[:, :2]
+        shown = Entries.empty(keys_and_values.shape, self.exact)
+        self._narrow(keys_and_values, shown)
+        return shown
+
+    def _narrow(self, x: Tensor, to: Entries) -> None:
+        """x (..., entries, K), into the first of at least as many entries (..., entries, K)."""
+        x = x.detach().float().contiguous()
+        *outer, entries, K = x.shape
+        shape = (*outer, to.scales.shape[-1])
+        pointers = (
+            cpp.pointer(to.high, (*shape, K), torch.int16),
+            cpp.pointer(to.low, (*shape, K * self.exact), torch.uint8),
+            cpp.pointer(to.scales, shape),
+        )
+        numbers = array("q", cast(tuple[int, ...], pointers))
+        sizes = math.prod(outer), entries, shape[-1], K
+        self._narrow_all(self.exact, x.data_ptr(), numbers.buffer_info()[0], *sizes, torch.get_num_threads())
 
     def _check_shape(self, x: Tensor, shape: tuple[int, ...], name: str) -> None:
         if tuple(x.shape) != shape:
@@ -217,13 +259,14 @@ class NativeDecoder:
 
     def _next_block(self, place: Place, lanes: list[int]) -> Place:
         """Update the states of lanes that have completed a block. In torch, since it happens only every W tokens."""
-        states, views, entries = list(place.states), list(place.views), place.entries(own=True)
+        states, views, shown = list(place.states), list(place.views), list(place.shown)
+        entries = place.entries(own=True)
         for lane in lanes:
             views[lane] = views[lane].clone()
         for n, cell in enumerate(self.cells):
             keys, values, self_queries, token_queries = torch.stack([place.views[lane][n] for lane in lanes], 1)
             by_self = F.scaled_dot_product_attention(self_queries, keys, values, scale=1.0)
-            keys, values = (x[lanes].float() for x in entries[2 * n : 2 * n + 2])
+            keys, values = (entries.widened(2 * n + i)[lanes] for i in range(2))
             by_tokens = F.scaled_dot_product_attention(token_queries, keys, values, scale=1.0)
             attention = torch.cat([by_self, by_tokens], 1).transpose(1, 2).flatten(2)
             state = cell.update(attention, states[n][lanes])
@@ -231,14 +274,16 @@ class NativeDecoder:
             states[n][lanes] = state
             for lane, view in zip(lanes, torch.stack(cell.view(state), 1), strict=True):
                 views[lane][n] = view
-        return place._replace(states=tuple(states), views=tuple(views))
+        for lane in lanes:
+            shown[lane] = self._shown(views[lane])
+        return place._replace(states=tuple(states), views=tuple(views), shown=tuple(shown))
 
     def _describe(self) -> array[int]:
         """`Model` in C."""
         c, model, snapshot = self.config, self.snapshot.model, self.snapshot
         D, H, HK, W = c.d_model, c.num_heads, c.num_heads * c.head_dim, c.window
         numbers = [c.num_layers, D, H, c.head_dim, c.mlp_dim, W, c.num_states, c.vocab_size]
-        numbers += [_KINDS[snapshot.table.weight.dtype], _KINDS[self.cache_dtype]]
+        numbers += [_KINDS[snapshot.table.weight.dtype], int(self.exact)]
         numbers += self._vector(model.embedding.weight, c.vocab_size, D)
         numbers += self._vector(model.final_norm.weight / math.sqrt(D), D)
         numbers += self._matrix(snapshot.table, c.vocab_size, D)

@@ -103,10 +103,10 @@ class Chooser:
         if self.sampling.temperature == 0:
             token = int(shaped.argmax())
         else:
-            cumulative = shaped.softmax(-1).cumsum(-1)
-            drawn = torch.rand((), generator=self._random, dtype=torch.float64) * cumulative[-1]
+            cumulative = shaped.softmax(-1).cumsum(-1).numpy()  # small calls take less time than with torch
+            drawn = torch.rand((), generator=self._random, dtype=torch.float64).item() * cumulative[-1]
             # side="right": the first entry above the random number, which has a probability above 0.
-            token = min(int(torch.searchsorted(cumulative, drawn, right=True)), int(cumulative.argmax()))
+            token = min(int(cumulative.searchsorted(drawn, side="right")), int(cumulative.argmax()))
         return Choice(token, float(plain[token]) - log_sum)
 
 

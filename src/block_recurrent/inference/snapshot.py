@@ -3,7 +3,7 @@
 In bfloat16 and int8, the matrices that every token is multiplied with and the output table are packed. Norms, biases,
 scales and the recurrent cell, which runs once per block, are not. An int8 matrix has one scale per output row:
 `weight = packed * scale`. Products of many rows, as in prefill, widen a matrix for the call; decoding widens it in
-registers. Both compute the same function, except for the rounding of the decoder's float16 caches.
+registers. Both compute the same function, except for the rounding of the decoder's caches.
 """
 
 from __future__ import annotations

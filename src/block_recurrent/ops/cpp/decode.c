@@ -1,9 +1,12 @@
 /* Decoding: one token of each of B lanes through the whole stack, in one call.
 
-   With few lanes the time is that of reading weights and caches from memory once, so everything here is about that:
-   weights lie row after row, a thread reads the rows of its share, and a narrow weight is widened in registers. With
-   many lanes a tile of some rows and 4 lanes is summed in registers, so that a weight read once serves all of them;
-   what is read next is fetched little by little meanwhile, so that memory and arithmetic work at the same time.
+   The time is that of reading weights and caches from memory once, so everything here is about that. Weights lie row
+   after row, a thread reads the rows of its share, and a narrow weight is widened in registers. With several lanes a tile
+   of some rows and 4 lanes is summed in registers, so that a weight read once serves all of them; what is read next is
+   fetched little by little meanwhile, so that memory and arithmetic work at the same time. Each sum is taken in the same
+   order whatever the number of lanes: a lane has the same bits alone and among others. At many lanes the caches are most
+   of what a token has to read, so they have 24 bits a number, or 16 where the weights are narrow, too, with a scale for
+   each entry of a head.
 
    One parallel region; threads meet five times a layer. Every lane has caches of its own, wherever they are: a token is
    written behind the W entries that it sees. Letters as everywhere: D, H, K, F, W, S, V.
@@ -26,11 +29,12 @@
 #define TILE_LANES 4
 #define AHEAD 4096    /* bytes that are fetched before they are needed */
 #define LONG_ROW 4096 /* bytes of a row that is read well without */
-#define SPINS 1000 /* of a waiting thread: some tens of microseconds */
+#define SPINS 1000    /* of a waiting thread: some tens of microseconds */
 #define EPSILON 1e-6f
-#define HIGHEST_FLOAT16 65504
+#define SMALLEST 1e-30f   /* of the largest number of an entry; below it is 0 */
 
-enum { FLOAT32, BFLOAT16, INT8, FLOAT16 };
+enum { FLOAT32, BFLOAT16, INT8 };
+enum { INT16, INT24 };
 enum { STORE, RELU, ADD };
 
 typedef struct {
@@ -55,10 +59,17 @@ typedef struct {
     Layer layer[];
 } Model;
 
+/* Entries of a cache, K numbers each: (high * 256 + low) * scale with 24 bits, high * scale with 16. */
+typedef struct {
+    int16_t *high;
+    uint8_t *low;
+    float *scales; /* of each entry */
+} Numbers;
+
 /* Caches of some layers: (layers, keys and values, H, capacity, K) of one lane. */
 typedef struct {
-    void *data;
-    int64_t step;     /* entries of K numbers from keys to values, and from layer to layer by two */
+    Numbers numbers;
+    int64_t step;     /* entries from keys to values, and from layer to layer by two */
     int64_t capacity; /* from head to head */
     int64_t end;      /* where the token goes */
 } Store;
@@ -66,10 +77,15 @@ typedef struct {
 typedef struct {
     int64_t token;
     Store store[2];
-    const float *views; /* (states, 4, H, S, K): keys, values, and queries, which are not for tokens */
+    Numbers view; /* (states, keys and values, H, S, K): what the states show */
 } Lane;
 
 /* ---- Numbers in fewer bits ---------------------------------------------------------------------------------------- */
+
+typedef union {
+    float number;
+    uint32_t bits;
+} Bits;
 
 INLINE int64_t size_of(const int kind) { return kind == FLOAT32 ? 4 : kind == INT8 ? 1 : 2; }
 
@@ -80,12 +96,10 @@ INLINE vector widened(const int kind, const void *from, int64_t i) {
 #ifdef __AVX512F__
     if (kind == INT8) return (vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at)));
     const __m256i half = _mm256_loadu_si256(at);
-    if (kind == FLOAT16) return (vector)_mm512_cvtph_ps(half);
     return (vector)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
 #else
     if (kind == INT8) return (vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at)));
     const __m128i half = _mm_loadu_si128(at);
-    if (kind == FLOAT16) return (vector)_mm256_cvtph_ps(half);
     return (vector)_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
 #endif
 }
@@ -93,22 +107,78 @@ INLINE vector widened(const int kind, const void *from, int64_t i) {
 INLINE float widened_one(const int kind, const void *from, int64_t i) {
     if (kind == FLOAT32) return ((const float *)from)[i];
     if (kind == INT8) return ((const int8_t *)from)[i];
-    const uint16_t half = ((const uint16_t *)from)[i];
-    if (kind == FLOAT16) return _cvtsh_ss(half);
-    union {
-        uint32_t bits;
-        float number;
-    } x = {(uint32_t)half << 16};
-    return x.number;
+    return (Bits){.bits = (uint32_t)((const uint16_t *)from)[i] << 16}.number;
 }
 
-/* Of a cache: float32, or float16 rounded to the nearest, of two the even one; what is too large becomes the largest. */
-INLINE void narrow(const int kind, const float *from, void *to, int n) {
-    if (kind == FLOAT32) memcpy(to, from, n * sizeof(float));
-    else
-        for (int i = 0; i < n; i++) {
-            const float x = from[i] > HIGHEST_FLOAT16 ? HIGHEST_FLOAT16 : from[i];
-            ((uint16_t *)to)[i] = _cvtss_sh(x < -HIGHEST_FLOAT16 ? -HIGHEST_FLOAT16 : x, 0);
+/* Of an entry of a cache, without its scale. */
+INLINE vector cached(const int kind, Numbers from, int64_t i) {
+#ifdef __AVX512F__
+    __m512i number = _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)(from.high + i)));
+    if (kind == INT24) {
+        const __m512i low = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(from.low + i)));
+        number = _mm512_or_si512(_mm512_slli_epi32(number, 8), low);
+    }
+    return (vector)_mm512_cvtepi32_ps(number);
+#else
+    __m256i number = _mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)(from.high + i)));
+    if (kind == INT24) {
+        const __m256i low = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(from.low + i)));
+        number = _mm256_or_si256(_mm256_slli_epi32(number, 8), low);
+    }
+    return (vector)_mm256_cvtepi32_ps(number);
+#endif
+}
+
+INLINE float cached_one(const int kind, Numbers from, int64_t i) {
+    return kind == INT24 ? from.high[i] * 256 + from.low[i] : from.high[i];
+}
+
+INLINE Numbers entry(const int kind, Numbers from, int64_t i, int K) {
+    return (Numbers){from.high + i * K, kind == INT24 ? from.low + i * K : 0, from.scales + i};
+}
+
+INLINE void fetch_entry(const int kind, Numbers at, int K) {
+    for (int i = 0; i < 2 * K; i += 64) __builtin_prefetch((const char *)at.high + AHEAD + i);
+    if (kind == INT24)
+        for (int i = 0; i < K; i += 64) __builtin_prefetch((const char *)at.low + AHEAD / 2 + i);
+}
+
+/* K numbers become an entry of a cache. The scale is a power of two, so a widened entry has the same numbers when it is
+   narrowed again: a memory that was saved and loaded goes on as the one that was not. */
+INLINE void narrow(const int kind, const float *x, Numbers to, int K) {
+    const int bits = kind == INT24 ? 23 : 15;
+    const float largest = (1 << bits) - 1;
+    vector highest = {0}, sound = {0};
+    int i = 0;
+    for (; i + LANES <= K; i += LANES) {
+        const vector at = *(const vector *)(x + i), size = (vector)((integers)at & 0x7fffffff);
+        highest = choose(size > highest, size, highest), sound += at * 0;
+    }
+    Bits most = {largest_of(highest)};
+    float all_sound = sum_of(sound);
+    for (; i < K; i++) most.number = fabsf(x[i]) > most.number ? fabsf(x[i]) : most.number, all_sound += x[i] * 0;
+    if (most.number < SMALLEST) most.number = 1; /* all become 0 */
+    const uint32_t exponent = most.bits >> 23;
+    const Bits scale = {.bits = (exponent + 1 - bits) << 23}, factor = {.bits = (253 + bits - exponent) << 23};
+    *to.scales = scale.number + all_sound; /* not-a-number and infinity are not hidden */
+    for (i = 0; i < K; i++) {
+        float number = rintf(x[i] * factor.number);
+        number = number > largest ? largest : number < -largest ? -largest : number;
+        const int whole = all_sound == 0 ? (int)number : 0;
+        to.high[i] = kind == INT24 ? whole >> 8 : whole;
+        if (kind == INT24) to.low[i] = whole;
+    }
+}
+
+/* Entries of so many heads, of which the narrow ones lie `capacity` apart. */
+void decode_narrow(int64_t kind, const float *x, const Numbers *to, int64_t heads, int64_t entries, int64_t capacity,
+                   int64_t K, int64_t threads) {
+#pragma omp parallel for num_threads(threads)
+    for (int64_t head = 0; head < heads; head++)
+        for (int64_t i = 0; i < entries; i++) {
+            const float *from = x + (head * entries + i) * K;
+            if (kind == INT24) narrow(INT24, from, entry(INT24, *to, head * capacity + i, K), K);
+            else narrow(INT16, from, entry(INT16, *to, head * capacity + i, K), K);
         }
 }
 
@@ -144,25 +214,21 @@ INLINE void fetch(Ahead *ahead) {
    Short rows that are read side by side are no pattern that the processor would see through. */
 INLINE void four_rows(const int kind, const int rows, int64_t far, const void *w, int64_t n, const float *x,
                       float *sums) {
-    vector sum[4][2] = {{{0}}}, both[4];
+    vector sum[4] = {{0}};
     int64_t k = 0;
-    for (; k + 2 * LANES <= n; k += 2 * LANES) {
+    for (; k + LANES <= n; k += LANES) {
         if (far)
-#pragma GCC unroll 8
-            for (int i = 0; i < rows * 2 * LANES * size_of(kind); i += 64)
-                __builtin_prefetch((const char *)w + far + k * rows * size_of(kind) + i);
-#pragma GCC unroll 2
-        for (int c = 0; c < 2; c++)
 #pragma GCC unroll 4
-            for (int r = 0; r < rows; r++)
-                sum[r][c] += widened(kind, w, r * n + k + c * LANES) * *(const vector *)(x + k + c * LANES);
+            for (int i = 0; i < rows * LANES * size_of(kind); i += 64)
+                __builtin_prefetch((const char *)w + far + k * rows * size_of(kind) + i);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) sum[r] += widened(kind, w, r * n + k) * *(const vector *)(x + k);
     }
-    for (int r = 0; r < 4; r++) both[r] = sum[r][0] + sum[r][1];
     float side_by_side[4];
-    _mm_storeu_ps(side_by_side, sums_of(both));
+    _mm_storeu_ps(side_by_side, sums_of(sum));
     for (int r = 0; r < rows; r++) {
         sums[r] = side_by_side[r];
-        for (int64_t i = k; i < n; i++) sums[r] += widened_one(kind, w, r * n + i) * x[i];
+        for (int64_t i = k; i < n; i++) sums[r] = fmaf(widened_one(kind, w, r * n + i), x[i], sums[r]);
     }
 }
 
@@ -186,7 +252,8 @@ INLINE void tile(const int kind, const int rows, const int lanes, Ahead *ahead, 
     for (int r = 0; r < rows; r++) _mm_storeu_ps(sums + r * 4, sums_of(sum[r]));
     for (; k < n; k++)
         for (int r = 0; r < rows; r++)
-            for (int l = 0; l < lanes; l++) sums[r * 4 + l] += widened_one(kind, w, r * n + k) * x[l * n + k];
+            for (int l = 0; l < lanes; l++)
+                sums[r * 4 + l] = fmaf(widened_one(kind, w, r * n + k), x[l * n + k], sums[r * 4 + l]);
 }
 
 typedef struct {
@@ -281,75 +348,87 @@ static void unit_length(float *x, int K, float scale) {
     for (int i = 0; i < K; i++) x[i] *= factor;
 }
 
+/* scores[row] = keys[row] . q, for at most 4 keys. */
+INLINE void scores_of(const int kind, const int rows, Numbers keys, int K, const float *q, float *scores) {
+    vector sum[4] = {{0}};
+    int k = 0;
+    for (; k + LANES <= K; k += LANES)
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) sum[r] += cached(kind, keys, r * K + k) * *(const vector *)(q + k);
+    float side_by_side[4];
+    _mm_storeu_ps(side_by_side, sums_of(sum));
+    for (int r = 0; r < rows; r++) {
+        fetch_entry(kind, entry(kind, keys, r, K), K);
+        for (int i = k; i < K; i++) side_by_side[r] += cached_one(kind, keys, r * K + i) * q[i];
+        scores[r] = side_by_side[r] * keys.scales[r];
+    }
+}
+
 /* out[0 .. vectors) = sum of p[j] * values[j], `vectors` of them from column `k` on. */
-INLINE void weighted(const int kind, const int vectors, const float *p, const void *values, int count, int K, int k,
+INLINE void weighted(const int kind, const int vectors, const float *p, Numbers values, int count, int K, int k,
                      float *out) {
     vector sum[8] = {{0}};
     for (int64_t j = 0; j < count; j++) {
-        const char *from = (const char *)values + (j * K + k) * size_of(kind);
+        if (k == 0) fetch_entry(kind, entry(kind, values, j, K), K);
 #pragma GCC unroll 8
-        for (int i = 0; i < vectors; i++) sum[i] += p[j] * widened(kind, from, i * LANES);
+        for (int i = 0; i < vectors; i++) sum[i] += p[j] * cached(kind, values, j * K + k + i * LANES);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < vectors; i++) *(vector *)(out + k + i * LANES) = sum[i];
 }
 
-INLINE void attend_of(const int kind, const float *q, const void *keys, const void *values, const float *bias,
-                      int count, int K, float *row, float *out) {
-    int j = 0, k = 0;
-    for (; j < count; j += 4) {
-        const char *four = (const char *)keys + (int64_t)j * K * size_of(kind);
-        const int there = smaller(4, count - j);
-        if (there == 4) four_rows(kind, 4, AHEAD, four, K, q, row + j);
-        else
-            for (int i = 0; i < there; i++) four_rows(kind, 1, 0, four + i * K * size_of(kind), K, q, row + j + i);
-    }
-    for (j = 0; bias && j < count; j++) row[j] += bias[j];
+INLINE void attend_of(const int kind, const float *q, Numbers keys, Numbers values, const float *bias, int count,
+                      int K, float *row, float *out) {
     const int padded = rounded_up(count, LANES);
+    int j = 0, k = 0;
+    for (; j + 4 <= count; j += 4) scores_of(kind, 4, entry(kind, keys, j, K), K, q, row + j);
+    for (; j < count; j++) scores_of(kind, 1, entry(kind, keys, j, K), K, q, row + j);
+    for (j = 0; bias && j < count; j++) row[j] += bias[j];
     for (j = count; j < padded; j++) row[j] = -INFINITY;
     vector most = *(vector *)row, total = {0};
     for (j = LANES; j < padded; j += LANES) most = choose(*(vector *)(row + j) > most, *(vector *)(row + j), most);
     const float highest = largest_of(most);
     for (j = 0; j < padded; j += LANES) total += *(vector *)(row + j) = exp_of(*(vector *)(row + j) - highest);
+    const float factor = 1 / sum_of(total);
+    for (j = 0; j < count; j++) row[j] *= factor * values.scales[j];
     for (; k + 8 * LANES <= K; k += 8 * LANES) weighted(kind, 8, row, values, count, K, k, out);
     for (; k + 4 * LANES <= K; k += 4 * LANES) weighted(kind, 4, row, values, count, K, k, out);
     for (; k + LANES <= K; k += LANES) weighted(kind, 1, row, values, count, K, k, out);
     for (; k < K; k++) {
         out[k] = 0;
-        for (j = 0; j < count; j++) out[k] += row[j] * widened_one(kind, values, (int64_t)j * K + k);
+        for (j = 0; j < count; j++) out[k] += row[j] * cached_one(kind, values, (int64_t)j * K + k);
     }
-    const float factor = 1 / sum_of(total);
-    for (k = 0; k < K; k++) out[k] *= factor;
 }
 
-static void attend(int64_t kind, const float *q, const void *keys, const void *values, const float *bias, int count,
-                   int K, float *row, float *out) {
-    if (kind == FLOAT32) attend_of(FLOAT32, q, keys, values, bias, count, K, row, out);
-    else attend_of(FLOAT16, q, keys, values, bias, count, K, row, out);
+static void attend(int64_t kind, const float *q, Numbers keys, Numbers values, const float *bias, int count, int K,
+                   float *row, float *out) {
+    if (kind == INT24) attend_of(INT24, q, keys, values, bias, count, K, row, out);
+    else attend_of(INT16, q, keys, values, bias, count, K, row, out);
 }
 
 /* A head of a lane: over the window, or over what the state shows. */
 static void attend_to_window(const Model *m, const Layer *layer, const Lane *lane, int head, float *joint, float *out,
                              float *row) {
-    const int64_t HK = m->H * m->K, bytes = m->K * size_of(m->cache_kind);
-    float *v = joint + head * m->K, *k = v + HK, *q = k + HK;
+    const int64_t HK = m->H * m->K, K = m->K, W = m->W;
+    float *v = joint + head * K, *k = v + HK, *q = k + HK;
     const Store store = lane->store[layer->store];
-    char *keys = (char *)store.data + (2 * layer->index * store.step + head * store.capacity + store.end) * bytes;
-    char *values = keys + store.step * bytes;
-    unit_length(k, m->K, 1);
-    unit_length(q, m->K, layer->scale[head]);
-    attend(m->cache_kind, q, keys - m->W * bytes, values - m->W * bytes, layer->bias + head * m->W, m->W, m->K, row,
-           out);
-    narrow(m->cache_kind, k, keys, m->K);
-    narrow(m->cache_kind, v, values, m->K);
+    const int64_t at = 2 * layer->index * store.step + head * store.capacity + store.end;
+    const Numbers key = entry(m->cache_kind, store.numbers, at, K);
+    const Numbers value = entry(m->cache_kind, store.numbers, at + store.step, K);
+    unit_length(k, K, 1);
+    unit_length(q, K, layer->scale[head]);
+    attend(m->cache_kind, q, entry(m->cache_kind, key, -W, K), entry(m->cache_kind, value, -W, K),
+           layer->bias + head * W, W, K, row, out);
+    if (m->cache_kind == INT24) narrow(INT24, k, key, K), narrow(INT24, v, value, K);
+    else narrow(INT16, k, key, K), narrow(INT16, v, value, K);
 }
 
 static void attend_to_state(const Model *m, const Layer *layer, const Lane *lane, int head, float *joint, float *out,
                             float *row) {
     float *q = joint + (3 * m->H + head) * m->K;
-    const float *keys = lane->views + (4 * layer->view * m->H + head) * m->S * m->K;
+    const Numbers keys = entry(m->cache_kind, lane->view, (2 * layer->view * m->H + head) * m->S, m->K);
     unit_length(q, m->K, layer->state_scale[head]);
-    attend(FLOAT32, q, keys, keys + m->H * m->S * m->K, 0, m->S, m->K, row, out);
+    attend(m->cache_kind, q, keys, entry(m->cache_kind, keys, m->H * m->S, m->K), 0, m->S, m->K, row, out);
 }
 
 /* ---- Threads ------------------------------------------------------------------------------------------------------ */
