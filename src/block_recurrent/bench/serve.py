@@ -136,7 +136,7 @@ class Client:
         return seconds
 
 
-def together(count: int, work: Callable[[int], None]) -> float:
+def together(count: int, work: Callable[[int], object]) -> float:
     """Seconds that a number of threads took for their work."""
     threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
     began = time.perf_counter()
@@ -238,7 +238,7 @@ def _peer(args: argparse.Namespace) -> list[dict[str, Any]]:
     text = ("The whale, the sea, and the ship that sailed. " * 200)[:length]
     tokens = list(text.encode())
 
-    def rate(write: Callable[[int], None]) -> float:
+    def rate(write: Callable[[int], object]) -> float:
         write(0)  # reads the text, where it has not been read
         return max(args.streams * written / together(args.streams, write) for _ in range(args.rounds))
 
