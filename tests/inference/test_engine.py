@@ -207,6 +207,26 @@ def test_values_that_float16_does_not_hold_are_cut(tokens: Tokens) -> None:
     assert memory.layers[0].values.abs().max() == 65504
 
 
+@pytest.mark.parametrize("system", ["slide", "rec-lstm-dual", "feedback-fixed-skip", "memorizing"])
+def test_products_in_bfloat16_and_states_in_float32(system: str, tokens: Tokens, tmp_path: Path) -> None:
+    model, text = make(system), tokens(2, 60)
+    plain, engine = Engine(model), Engine(model, dtype=torch.bfloat16)
+    wanted, _ = plain.prefill(text[:, :50])
+    logits, memory = engine.prefill(text[:, :50])
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, wanted, atol=0.1, rtol=0.1)
+    for i in range(50, 60):
+        logits, memory = engine.decode(text[:, i], memory)
+    for layer in memory.layers:
+        assert layer.keys.dtype == layer.values.dtype == torch.bfloat16
+        assert layer.state is None or layer.state.dtype == torch.float32
+    memory.save(tmp_path / "m")
+    loaded = DocumentMemory.load(tmp_path / "m")
+    assert loaded.difference(memory) == 0
+    assert torch.equal(engine.decode([1, 2], loaded)[0], engine.decode([1, 2], memory)[0])
+    assert plain.decode([1, 2], loaded.to(dtype=torch.float32))[0].isfinite().all()
+
+
 def test_the_engine_has_weights_of_its_own(tokens: Tokens) -> None:
     model, text = make("rec-fixed-skip"), tokens(1, 20)
     engine = Engine(model)
