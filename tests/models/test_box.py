@@ -128,7 +128,7 @@ def test_what_pack_refuses(box: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert not (tmp_path / "small").exists()
     (tmp_path / "mine").mkdir()
     assert "give --overwrite" in failure(capsys, *pack, tmp_path / "mine")
-    assert "is not a packed model" in failure(capsys, *pack, tmp_path / "mine", "--overwrite")
+    assert "is not only a packed model" in failure(capsys, *pack, tmp_path / "mine", "--overwrite")
     assert "not a path" in failure(capsys, *pack[:3], "--name", "a/b", "--out", tmp_path / "x")
     (tmp_path / "bad.toml").write_text("sumary = 'x'")
     assert "its keys are summary" in failure(capsys, *pack, tmp_path / "x", "--about", tmp_path / "bad.toml")

@@ -235,7 +235,7 @@ def test_rewind_of_the_command_line(
     assert read_memory_file(other).tokens == places[0]
     assert main(["memory", "rewind", str(memory), "--to", str(places[1]), "--overwrite"]) == 0
     assert [place.position for place in places_of(memory)] == places[:2]
-    assert main(["memory", "rewind", str(memory), "--to", "3"]) == 2
+    assert main(["memory", "rewind", str(memory), "--to", "3", "--overwrite"]) == 2
     assert "there is no checkpoint at position 3" in capsys.readouterr().err
 
 

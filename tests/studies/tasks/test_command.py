@@ -99,7 +99,7 @@ def test_recall_is_one_of_the_tasks(tmp_path: Path) -> None:
         (["copy-24", "--system", "rec-fixed-skp"], "did you mean 'rec-fixed-skip'"),
         (["copy-24", "--size", "tinny"], "did you mean 'tiny'"),
         (["copy-24", "--seeds", "0"], "must be at least 1"),
-        (["copy-24", "--budget", "0"], "must be more than 0"),
+        (["copy-24", "--budget", "0"], "a number of minutes above 0"),
         (["copy-24", "--set", "task.step=3"], "did you mean 'steps'"),
         (["copy-24", "--set", "model.num_state=3"], "did you mean 'num_states'"),
         (["copy-24", "--set", "train.lanes=3"], "must be task or model"),
