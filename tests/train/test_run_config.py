@@ -178,7 +178,7 @@ def test_tiny_and_small_have_a_recipe_of_their_own_and_the_papers_sizes_the_pape
     tiny = made("tiny", train={"steps": 300})
     assert (tiny.optimizer.name, tiny.optimizer.embedding_rate, tiny.model.scale_init) == ("muon", 8.0, 10.0)
     assert (tiny.schedule.kind, tiny.schedule.warmup, tiny.schedule.decay_steps) == ("cosine", 30, 300)
-    assert (tiny.model.copy_init, tiny.data.repeats, tiny.data.repeat_steps) == (True, 0.5, 225)
+    assert (tiny.model.copy_init, tiny.data.repeats, tiny.data.repeat_steps) == (True, 0.2, 150)
     assert made("tiny", data={"excerpt": 0}).data.repeats == 0, "repeats are planted into excerpts"
     assert made("tiny", system="slide-plus").data.repeats == 0, "without a memory they are out of reach"
     assert made("tiny", model={"segment": 960}).data.excerpt == 4800, "an excerpt has whole segments"

@@ -30,7 +30,7 @@ _RECIPE: dict[str, dict[str, Any]] = {
     # Attention can be sharp and copies from the start, the state lasts from one block to 16, and planted repeats teach
     # it to remember. Text is rarely read twice.
     "model": {"scale_init": 10.0, "gate_horizon": 16.0, "copy_init": True, "dropout": 0.0, "attention_dropout": 0.0},
-    "data": {"repeats": 0.5},
+    "data": {"repeats": 0.2},
     "train": {"clip": 1.0},
     "optimizer": {"name": "muon", "embedding_rate": 8.0},
     "schedule": {"kind": "cosine"},
@@ -88,7 +88,7 @@ def _recipe(size: str, model: Mapping[str, Any], given: Mapping[str, Any]) -> di
         recipe["optimizer"] = {}
     if isinstance(steps, int):
         recipe["schedule"]["warmup"] = min(100, steps // 10)
-        recipe["data"]["repeat_steps"] = max(1, steps * 3 // 4)  # the last updates are for text as it is
+        recipe["data"]["repeat_steps"] = max(1, steps // 2)  # the last updates are for text as it is
     return recipe
 
 

@@ -1,7 +1,8 @@
 """One thread per model makes all calls of its engine.
 
 Each generation has a lane; all lanes share one `decode_many`, at any positions, and join and leave at any token.
-Other work, such as reading or scoring a segment, runs between decode calls, in the order of requests:
+A short text to be read has one too. Other work, such as reading or scoring a segment, runs between decode calls, in
+the order of requests:
 a read submits its next segment when the last is done, so reads take turns. After such a call the lanes get as much
 time as it took. Neither a lane's logits nor its random numbers depend on other lanes: its text is the one that
 it would have alone.
@@ -16,11 +17,14 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from block_recurrent.errors import InputError
 from block_recurrent.inference import Engine
 from block_recurrent.inference.writer import Writer, WrittenToken
+from block_recurrent.model.memory import DocumentMemory
 
 T = TypeVar("T")
 
@@ -37,17 +41,22 @@ class Step(NamedTuple):
     """Why the text ended, for its last token."""
 
 
-Steps = asyncio.Queue[Step | Exception]
-
-
 class Lane:
     """One text being generated. The lanes of a request share a queue of generated tokens."""
 
-    def __init__(self, index: int, writer: Writer, queue: Steps, top: int) -> None:
+    def __init__(self, index: int, writer: Writer, queue: asyncio.Queue[Step | Exception], top: int) -> None:
         self.index, self.writer, self.queue, self.top = index, writer, queue, top
         self.gone = False
 
-    def advance(self, logits: Tensor, memory: Any) -> Step | Exception:
+    @property
+    def next(self) -> tuple[int, DocumentMemory]:
+        return self.writer.state.pending, self.writer.state.memory
+
+    @property
+    def ended(self) -> bool:
+        return self.writer.ended is not None
+
+    def advance(self, logits: Tensor, memory: DocumentMemory) -> Step | Exception:
         try:
             top: list[tuple[int, float]] = []
             if self.top:
@@ -59,6 +68,31 @@ class Lane:
             return error
 
 
+class PromptLane:
+    """A short text being read: a token per call, and the memory after the last in its queue."""
+
+    def __init__(self, tokens: NDArray[np.int64], memory: DocumentMemory) -> None:
+        self.queue: asyncio.Queue[DocumentMemory | Exception] = asyncio.Queue()
+        self.gone = False
+        self._left, self._memory = tokens.tolist()[::-1], memory
+
+    @property
+    def next(self) -> tuple[int, DocumentMemory]:
+        return self._left[-1], self._memory
+
+    @property
+    def ended(self) -> bool:
+        return not self._left
+
+    def advance(self, logits: Tensor, memory: DocumentMemory) -> DocumentMemory | None:
+        self._left.pop()
+        self._memory = memory
+        return None if self._left else memory
+
+
+AnyLane = Lane | PromptLane
+
+
 class Scheduler(threading.Thread):
     """Start it inside the event loop that receives its results."""
 
@@ -66,8 +100,8 @@ class Scheduler(threading.Thread):
         super().__init__(name="scheduler", daemon=True)
         self.engine, self.most = engine, lanes
         self.loop = asyncio.get_running_loop()
-        self.lanes: list[Lane] = []
-        self.waiting: list[Lane] = []
+        self.lanes: list[AnyLane] = []
+        self.waiting: list[AnyLane] = []
         self.work: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self.seconds = {"decode": 0.0, "other": 0.0}
         self.calls = {"decode": 0, "other": 0}
@@ -85,11 +119,9 @@ class Scheduler(threading.Thread):
 
     async def write(self, writers: Sequence[Writer], top: int = 0) -> AsyncGenerator[Step]:
         """The tokens of all texts of a request, as they are generated. Closing the iterator frees the lanes."""
-        queue: Steps = asyncio.Queue()
+        queue: asyncio.Queue[Step | Exception] = asyncio.Queue()
         lanes = [Lane(index, writer, queue, top) for index, writer in enumerate(writers)]
-        with self._wake:
-            self.waiting.extend(lanes)
-            self._wake.notify()
+        self._enter(lanes)
         try:
             left = len(lanes)
             while left:
@@ -101,6 +133,18 @@ class Scheduler(threading.Thread):
         finally:
             for lane in lanes:
                 lane.gone = True
+
+    async def read(self, tokens: NDArray[np.int64], memory: DocumentMemory) -> DocumentMemory:
+        """The memory after a few tokens, which are read in the calls that generate other texts."""
+        lane = PromptLane(tokens, memory)
+        self._enter([lane])
+        try:
+            after = await lane.queue.get()
+        finally:
+            lane.gone = True
+        if isinstance(after, Exception):
+            raise after
+        return after
 
     def stop(self) -> None:
         with self._wake:
@@ -123,9 +167,14 @@ class Scheduler(threading.Thread):
             else:
                 self._owed = 0.0
 
+    def _enter(self, lanes: Sequence[AnyLane]) -> None:
+        with self._wake:
+            self.waiting.extend(lanes)
+            self._wake.notify()
+
     def _admit(self) -> None:
         """Give lanes to waiting texts, first of the request that has the fewest, so that none starves others."""
-        self.lanes = [lane for lane in self.lanes if not lane.gone and lane.writer.ended is None]
+        self.lanes = [lane for lane in self.lanes if not (lane.gone or lane.ended)]
         self.waiting = [lane for lane in self.waiting if not lane.gone]
         while self.waiting and len(self.lanes) < self.most:
             busy = [lane.queue for lane in self.lanes]
@@ -146,10 +195,9 @@ class Scheduler(threading.Thread):
 
     def _decode(self) -> None:
         began, lanes = time.perf_counter(), self.lanes
-        states = [lane.writer.state for lane in lanes]
-        steps: list[Step | Exception]
+        steps: list[Any]
         try:
-            logits, memories = self.engine.decode_many([s.pending for s in states], [s.memory for s in states])
+            logits, memories = self.engine.decode_many(*zip(*(lane.next for lane in lanes), strict=True))
             steps = [lane.advance(*one) for lane, *one in zip(lanes, logits, memories, strict=True)]
         except Exception as error:  # reported to all lanes; the scheduler continues
             steps = [error] * len(lanes)
@@ -177,6 +225,7 @@ def _resolve(future: asyncio.Future[Any], result: Any, error: Exception | None) 
         future.set_exception(error)
 
 
-def _deliver(lanes: list[Lane], steps: list[Step | Exception]) -> None:
+def _deliver(lanes: list[AnyLane], steps: list[Any]) -> None:
     for lane, step in zip(lanes, steps, strict=True):
-        lane.queue.put_nowait(step)
+        if step is not None:
+            lane.queue.put_nowait(step)
