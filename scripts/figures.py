@@ -6,11 +6,16 @@ light and dark pages, whichever theme the page around it has.
 
 from __future__ import annotations
 
+import json
 import sys
 from html import escape
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
-IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES = ROOT / "docs" / "images"
+EVIDENCE = ROOT / "results" / "evidence"
 
 STYLE = """
 :root{--paper:#ffffff;--ink:#1f2937;--soft:#64748b;--line:#94a3b8;--token:#e2e8f0;--seen:#bfdbfe;--blue:#2563eb;
@@ -25,6 +30,8 @@ text{font:18px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:var(--i
 .token{fill:var(--token)}.seen{fill:var(--seen)}.state{fill:var(--state)}
 .line{stroke:var(--line);stroke-width:2;fill:none}.up{stroke:var(--blue);stroke-width:2.5;fill:none}
 .across{stroke:var(--amber);stroke-width:3.5;fill:none}.dash{stroke-dasharray:5 5}
+.curve{stroke-width:3;fill:none}.rec{stroke:var(--amber)}.slide{stroke:var(--blue)}
+.grid{stroke:var(--line);stroke-width:1;opacity:.35}
 .gate{fill:var(--paper);stroke:var(--amber);stroke-width:2.5}
 .blue-head{fill:var(--blue)}.amber-head{fill:var(--amber)}.line-head{fill:var(--line)}
 """
@@ -194,7 +201,86 @@ def memory() -> Figure:
     return figure
 
 
-FIGURES = {"recurrence": recurrence, "blocks": blocks, "memory": memory}
+def evidence_curves() -> Figure:
+    """Training bits of rec-fixed-skip and slide-plus, on code and on LaTeX, from results/evidence/code.json."""
+    figure = Figure(1000, 420, "Bits per token during training, rec-fixed-skip and slide-plus, on code and LaTeX")
+    runs = json.loads((EVIDENCE / "code.json").read_text(encoding="utf-8"))["runs"]
+    panels = (("code", "Python source", (3.5, 6.0)), ("latex", "LaTeX", (2.0, 4.5)))
+    for x, (corpus, words, (low, high)) in zip((70, 570), panels, strict=True):
+        left, top, width, height, first, last = x, 70, 380, 280, 300, 1200
+        figure.text(left, 42, f"{words}: bits per token in training", "bold")
+        for bits in range(int(low * 2), int(high * 2) + 1):
+            y = top + height * (high - bits / 2) / (high - low)
+            figure.path(f"M{left} {y:g}H{left + width}", "grid")
+            if bits % 2 == 0:
+                figure.text(left - 10, y + 5, f"{bits // 2}", "small soft end")
+        for step in range(first, last + 1, 300):
+            across = left + width * (step - first) / (last - first)
+            figure.text(across, top + height + 26, f"{step:,}", "small soft mid")
+        figure.text(left + width / 2, top + height + 52, "updates of 4,096 tokens", "small soft mid")
+        for system, kind in (("slide-plus", "slide"), ("rec-fixed-skip", "rec")):
+            chosen = [run for run in runs if _is_shown(run, corpus, system)]
+            curve = [mean(values) for values in zip(*(map(_bits, run["training"]) for run in chosen), strict=True)]
+            points = []
+            for number, bits in enumerate(curve[first // 100 - 1 :]):
+                across = left + width * number * 100 / (last - first)
+                points.append(f"{across:.1f} {top + height * (high - bits) / (high - low):.1f}")
+            figure.path("M" + "L".join(points), f"curve {kind}")
+            y = top + 24 + (24 if kind == "rec" else 0)
+            seeds = f"{len(chosen)} seeds" if len(chosen) > 1 else "1 seed"
+            figure.path(f"M{left + 170} {y - 6}h26", f"curve {kind}")
+            figure.text(left + 204, y, f"{system}, {seeds}", "small")
+    return figure
+
+
+def _is_shown(run: dict[str, Any], corpus: str, system: str) -> bool:
+    """Of the runs with the default recipe: whole ones, of slide-plus without repeats, and with the states shown."""
+    whole = run["corpus"] == corpus and run["system"] == system and run["steps"] == 1200
+    return whole and (run["repeats"] == (0.0 if system == "slide-plus" else 0.2))
+
+
+def _bits(line: dict[str, Any]) -> float:
+    return line["bits_per_token"]
+
+
+def _together(label: str, bands: list[dict[str, Any]]) -> dict[str, Any]:
+    tokens = sum(band["tokens"] for band in bands)
+    saved = sum(band["tokens"] * band["mean_difference"] for band in bands)
+    return {"label": label, "tokens": tokens, "mean_difference": saved / tokens}
+
+
+def evidence_distance() -> Figure:
+    """What carrying the state saves, by distance to the last mention, from results/evidence/remembered-code.json."""
+    figure = Figure(
+        1000, 360, "Bits per token saved by carrying the state, by distance to the last mention of the word"
+    )
+    bands = json.loads((EVIDENCE / "remembered-code.json").read_text(encoding="utf-8"))["by_distance"]
+    bands = [*bands[:4], _together("2,049 and more", [band for band in bands[4:] if band["label"] != "never"])]
+    left, top, height, step = 70, 80, 190, 900 / len(bands)
+    most = max(band["mean_difference"] for band in bands)
+    figure.text(
+        left, 42, "Bits per token saved by carrying the state, by tokens since the word was last mentioned", "bold"
+    )
+    for number, band in enumerate(bands):
+        bar, x = height * band["mean_difference"] / most, left + number * step
+        inside = band["label"] in ("1-32", "33-128")
+        figure.box(x, top + height - bar, step - 18, bar, "seen" if inside else "state", radius=4)
+        figure.text(x + (step - 18) / 2, top + height - bar - 8, f"{band['mean_difference']:.2f}", "small mid")
+        figure.text(x + (step - 18) / 2, top + height + 24, band["label"], "small soft mid")
+    figure.box(left, 322, 16, 16, "seen", radius=3)
+    figure.text(left + 24, 336, "within reach of the window in 4 layers", "small soft")
+    figure.box(left + 330, 322, 16, 16, "state", radius=3)
+    figure.text(left + 354, 336, "beyond it: only the state can know", "small soft")
+    return figure
+
+
+FIGURES = {
+    "recurrence": recurrence,
+    "blocks": blocks,
+    "memory": memory,
+    "evidence-curves": evidence_curves,
+    "evidence-distance": evidence_distance,
+}
 
 
 def main() -> None:
