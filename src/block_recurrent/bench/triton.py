@@ -104,14 +104,12 @@ def _compile(kernel: str, architecture: int, dtype: str, chosen: dict[str, Any])
             signature[name] = _pointer(name.removesuffix("_pointer"), dtype)
             aligned[(place,)] = [["tt.divisibility", 16]]
         else:
-            signature[name] = "fp32" if name == "keep_scale" else "i32"
+            signature[name] = {"keep_scale": "fp32", "seed": "i64"}.get(name, "i32")
     source = ASTSource(function, signature, chosen, aligned)
     return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
 
 
 def _pointer(name: str, dtype: str) -> str:
-    if name == "seed":
-        return "*i64"
     return "*fp32" if name in FLOAT32_POINTERS or dtype == "float32" else "*bf16"
 
 
