@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from torch._dynamo.utils import counters
 
+from block_recurrent.ops import backend
 from block_recurrent.run_config import RunConfig
-from block_recurrent.train.loop import train
+from block_recurrent.runtime import Runtime
+from block_recurrent.train.loop import Trainer, train
 
 from .conftest import read_metrics
 
@@ -31,3 +36,23 @@ def test_a_compiled_run_is_the_plain_one(make_config: Callable[..., RunConfig], 
     assert [x["split"] for x in ours].count("validation") == 2
     bits = [x["bits_per_token"] for x in expected]
     assert [x["bits_per_token"] for x in ours] == pytest.approx(bits, abs=1e-4)
+
+
+@pytest.mark.parametrize("system", ["slide-plus", "rec-fixed-skip", "rec-lstm-dual", "feedback-fixed-skip"])
+def test_layers_compile_whole_and_once(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, system: str
+) -> None:
+    """Five updates: a break in the graph is an error here, and after the first update nothing is compiled again."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    torch._dynamo.reset()
+    counters.clear()
+    trainer = Trainer(make_config(system, **{"train.compile": True}), Runtime(torch.device("cpu"), torch.float32))
+    graphs = []
+    with trainer.stream, backend("reference"):  # the same operations on every machine
+        for step in range(1, 6):
+            trainer.update(step, trainer.next_segments())
+            graphs.append(counters["stats"]["unique_graphs"])
+    assert not counters["graph_break"]
+    assert graphs[0] > 0
+    assert graphs == graphs[:1] * 5
+    torch._dynamo.reset()
