@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from block_recurrent import models
 from block_recurrent import runtime as rt
@@ -156,13 +156,17 @@ class Trainer:
         self.gates = GateActivations(model)
         prepare_layers(model, config.train)
         self.module = SegmentsLoss(model).train()
-        distributed = distribute(self.module, config.train, runtime.world)
+        distributed = distribute(self.module, config.train, runtime)
         optimizer = make_optimizer(model, config.optimizer)
         groups = config.train.accumulate
         per_group = config.train.lanes // runtime.world // groups
-        memories = [DocumentMemory.empty(config.model, per_group, runtime.device) for _ in range(groups)]
+        # Caches have the dtype that calls give them, so that layers are compiled once.
+        memories = [
+            DocumentMemory.empty(config.model, per_group, runtime.device, cache_dtype=runtime.dtype)
+            for _ in range(groups)
+        ]
         self.state = TrainingState(runtime, model, optimizer, memories)
-        self.updater = Updater(config, runtime, model, distributed, optimizer)
+        self.updater = Updater(config, runtime, model, distributed, optimizer, self._watched)
         self._evaluated = False
         rt.seed(config.train.seed, runtime.rank + 1)  # dropout: different random numbers on every process
 
@@ -233,6 +237,9 @@ class Trainer:
         update, self.state.memories = self.updater.update(step, self.last_step, segments, memories, stop)
         return update
 
+    def _watched(self, memories: list[DocumentMemory]) -> dict[str, Tensor]:
+        return self.gates.take() | state_norms(memories)
+
     def one_step(self, reporter: Reporter, stop: bool) -> bool:
         """Run one update and log its metrics; returns whether any process was asked to stop."""
         began = time.perf_counter()
@@ -245,8 +252,6 @@ class Trainer:
         self.counters.step = step
         self.counters.tokens_seen += update.text_tokens
         self.counters.cursor = self.stream.state_dict()
-        watched = self.gates.take() | state_norms(self.state.memories)
-        values = torch.stack(list(watched.values())).tolist() if watched else []
         seconds = time.perf_counter() - began
         reporter.metrics(
             {
@@ -259,7 +264,7 @@ class Trainer:
                 "gradient_norm": update.gradient_norm,
                 "tokens_per_second": update.text_tokens / seconds,
                 "data_wait": waited / seconds,
-                **dict(zip(watched, values, strict=True)),
+                **update.watched,
                 **seen,
             }
         )

@@ -181,16 +181,14 @@ class TrainingState:
             _assign(x, stored[name])
 
     def _read_memory(self, path: Path, world: int) -> None:
-        lanes = sum(memory.lanes for memory in self.memories)
-        if world == self.runtime.world:
-            memory, first = DocumentMemory.load(path / f"memory-{_suffix(self.runtime.rank, world)}"), 0
-        else:
-            memory = DocumentMemory.cat(
-                [DocumentMemory.load(path / f"memory-{_suffix(r, world)}") for r in range(world)]
-            )
-            first = self.runtime.rank * lanes
-        memory = memory.adopted_by(self.model)
-        groups, size = len(self.memories), lanes // len(self.memories)
+        """The lanes of this process, from the files that contain them."""
+        groups, size = len(self.memories), self.memories[0].lanes
+        first = self.runtime.rank * groups * size
+        in_file = groups * size * self.runtime.world // world
+        files = range(first // in_file, -(-(first + groups * size) // in_file))
+        loaded = [DocumentMemory.load(path / f"memory-{_suffix(rank, world)}") for rank in files]
+        memory = (loaded[0] if len(loaded) == 1 else DocumentMemory.cat(loaded)).adopted_by(self.model)
+        first -= files[0] * in_file
         self.memories = [
             (memory if memory.lanes == size else memory.select(range(first + g * size, first + (g + 1) * size))).to(
                 self.runtime.device
