@@ -228,6 +228,26 @@ def test_numbers_that_are_none_are_not_hidden(bad: float, tokens: Tokens) -> Non
     assert not engine.decode([1], memory)[0].isfinite().all()
 
 
+@pytest.mark.parametrize("system", ["slide", "rec-lstm-dual", "feedback-fixed-skip", "memorizing"])
+def test_products_in_bfloat16_and_states_in_float32(system: str, tokens: Tokens, tmp_path: Path) -> None:
+    model, text = make(system), tokens(2, 60)
+    plain, engine = Engine(model), Engine(model, dtype=torch.bfloat16)
+    wanted, _ = plain.prefill(text[:, :50])
+    logits, memory = engine.prefill(text[:, :50])
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, wanted, atol=0.1, rtol=0.1)
+    for i in range(50, 60):
+        logits, memory = engine.decode(text[:, i], memory)
+    for layer in memory.layers:
+        assert layer.keys.dtype == layer.values.dtype == torch.bfloat16
+        assert layer.state is None or layer.state.dtype == torch.float32
+    memory.save(tmp_path / "m")
+    loaded = DocumentMemory.load(tmp_path / "m")
+    assert loaded.difference(memory) == 0
+    assert torch.equal(engine.decode([1, 2], loaded)[0], engine.decode([1, 2], memory)[0])
+    assert plain.decode([1, 2], loaded.to(dtype=torch.float32))[0].isfinite().all()
+
+
 def test_the_engine_has_weights_of_its_own(tokens: Tokens) -> None:
     model, text = make("rec-fixed-skip"), tokens(1, 20)
     engine = Engine(model)

@@ -12,8 +12,10 @@ Call `refresh` after the weights of the source model have changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -27,12 +29,29 @@ from block_recurrent.inference.snapshot import Snapshot
 from block_recurrent.model import checks
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
+from block_recurrent.runtime import Runtime
 
 TOKENS_AT_ONCE = 2048
 """Tokens per prefill call, or one segment if that is more: enough to be fast, even if segments are short."""
 DECODED = 4
 """Up to this number of tokens per lane, decoding one by one is faster than a call of the model."""
 Tokens = Tensor | Sequence[ArrayLike]
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _inference(method: Method) -> Method:
+    """A method of an engine: without gradients, and with autocast to the dtype of the engine."""
+
+    @wraps(method)
+    def call(engine: Engine, *args: Any, **kwargs: Any) -> Any:
+        lower = engine.dtype != torch.float32
+        precision = Runtime(engine.snapshot.device, engine.dtype).autocast() if lower else nullcontext()
+        with torch.no_grad(), precision:
+            return method(engine, *args, **kwargs)
+
+    return cast(Method, call)
 
 
 class Scored(NamedTuple):
@@ -46,15 +65,17 @@ class Scored(NamedTuple):
 class Engine:
     """Inference with a model's weights in float32 (unchanged), bfloat16 or int8."""
 
-    def __init__(self, model: BlockRecurrentLM, weights: str = "float32") -> None:
-        self.model, self.weights = model, weights
+    def __init__(self, model: BlockRecurrentLM, weights: str = "float32", dtype: torch.dtype = torch.float32) -> None:
+        """`dtype`: that of products and of cached keys and values; the recurrent state has that of the model."""
+        self.model, self.weights, self.dtype = model, weights, dtype
         self.refresh()
 
     def refresh(self) -> None:
         """Update the snapshot of the model's weights. Memories made with other weights are rejected from then on."""
         snapshot = Snapshot(self.model, self.weights)
+        native = self.dtype == torch.float32 and NativeDecoder.fits(snapshot)
         # In one assignment, for other threads that are using the engine.
-        self._now = snapshot, NativeDecoder(snapshot) if NativeDecoder.fits(snapshot) else None
+        self._now = snapshot, NativeDecoder(snapshot) if native else None
 
     @property
     def snapshot(self) -> Snapshot:
@@ -74,7 +95,7 @@ class Engine:
         snapshot = self.snapshot
         return DocumentMemory.empty(snapshot.config, lanes, snapshot.device, snapshot.dtype)
 
-    @torch.no_grad()
+    @_inference
     def prefill(
         self, tokens: Tokens, memory: DocumentMemory | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, DocumentMemory]:
@@ -102,7 +123,7 @@ class Engine:
         ends = torch.stack(last)
         return (snapshot.logits(ends) if snapshot.is_plain else ends).float(), snapshot.signed(memory)
 
-    @torch.no_grad()
+    @_inference
     def decode(
         self, tokens: Tensor | Sequence[int], memory: DocumentMemory | None = None
     ) -> tuple[Tensor, DocumentMemory]:
@@ -111,7 +132,7 @@ class Engine:
         column = _column(tokens, snapshot.device)
         return _decode(snapshot, decoder, column, self.empty(len(column)) if memory is None else memory)
 
-    @torch.no_grad()
+    @_inference
     def decode_many(
         self, tokens: Sequence[int], memories: Sequence[DocumentMemory]
     ) -> tuple[Tensor, list[DocumentMemory]]:
@@ -130,7 +151,7 @@ class Engine:
         logits, after = _decode(snapshot, None, column, DocumentMemory.cat(memories))
         return logits, [after.select([lane]) for lane in range(after.lanes)]
 
-    @torch.no_grad()
+    @_inference
     def score(self, rows: Tokens, targets: Tokens, memory: DocumentMemory | None = None) -> Scored:
         """Read a row per lane, and score its `targets`, one per token."""
         snapshot, inputs, wanted = self.snapshot, self._rows(rows), self._rows(targets)
