@@ -42,13 +42,21 @@ def _block(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def _launch_rows(kernel: str, programs: int, arguments: tuple[Any, ...], like: Tensor, **constants: Any) -> None:
-    D = like.shape[-1]
-    warps = min(max(_block(D) // 256, 1), 16)
+def constants_of_rows(D: int) -> dict[str, Any]:
+    """What kernels of rows are compiled for."""
+    return {"D": D, "BLOCK_D": _block(D), "num_warps": min(max(_block(D) // 256, 1), 16)}
+
+
+def constants_of_heads(K: int) -> dict[str, Any]:
+    """What kernels of heads are compiled for."""
+    return {"ROWS": ROWS, "K": K, "BLOCK_K": _block(K), "num_warps": 4}
+
+
+def _launch_rows(kernel: str, programs: int, arguments: tuple[Any, ...], like: Tensor, **flags: bool) -> None:
     with launching(like):
         from block_recurrent.ops.triton import norm_kernels
 
-        getattr(norm_kernels, kernel)[(programs,)](*arguments, D=D, BLOCK_D=_block(D), num_warps=warps, **constants)
+        getattr(norm_kernels, kernel)[(programs,)](*arguments, **constants_of_rows(like.shape[-1]), **flags)
 
 
 torch.library.define(
@@ -212,9 +220,7 @@ def _launch_heads(
     with launching(heads):
         from block_recurrent.ops.triton import norm_kernels
 
-        getattr(norm_kernels, kernel)[grid](
-            *(*pointers, *_strided(*strided), *numbers), ROWS=ROWS, K=K, BLOCK_K=_block(K), **flags
-        )
+        getattr(norm_kernels, kernel)[grid](*pointers, *_strided(*strided), *numbers, **constants_of_heads(K), **flags)
 
 
 @torch.library.impl("brt::triton_heads", ("CUDA", "CPU"))
