@@ -42,9 +42,9 @@ class RecurrentCell(nn.Module):
         assert projection is not None
         return StateWeights(self.norm.weight, self.state_ids, projection, torch.cat(scales))
 
-    def view(self, state: Tensor) -> StateView:
-        """Keys, values and queries of a state."""
-        return state_view(state, self.weights())
+    def view(self, state: Tensor, weights: StateWeights | None = None) -> StateView:
+        """Keys, values and queries of a state. `weights`: those of the cell, if known."""
+        return state_view(state, weights or self.weights())
 
     def scan(
         self,

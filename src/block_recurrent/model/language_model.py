@@ -26,7 +26,7 @@ from block_recurrent.model.layer import Layer, TokenWeights
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
 from block_recurrent.nn.linear import normal
 from block_recurrent.nn.norm import RMSNorm
-from block_recurrent.ops import StateView, cross_entropy, on_device, slice_lanes, state_view
+from block_recurrent.ops import StateView, cross_entropy, on_device, slice_lanes
 from block_recurrent.ops.precision import product_dtype
 
 
@@ -119,11 +119,7 @@ class BlockRecurrentLM(nn.Module):
         self, memories: Sequence[LayerMemory], weights: Sequence[TokenWeights]
     ) -> Sequence[StateView | None]:
         """The state that each layer reads in block feedback: a recurrent layer its own, the others the highest one."""
-        own = {
-            index: state_view(memory.state, layer.state)
-            for index, (memory, layer) in enumerate(zip(memories, weights, strict=True))
-            if memory.state is not None and layer.state is not None
-        }
+        own = {index: cell.view(state, weights[index].state) for index, cell, state in self._cells(memories)}
         readers = [index if index in own else max(own) for index in range(len(memories))]
         views = {index: iter(view.for_readers(readers.count(index))) for index, view in own.items()}
         return [next(views[index]) for index in readers]
