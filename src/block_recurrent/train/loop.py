@@ -17,7 +17,7 @@ from torch import Tensor
 from block_recurrent import models
 from block_recurrent import runtime as rt
 from block_recurrent.accounting import cost_of
-from block_recurrent.checkpoint import INITIAL_STATE, Checkpoint, find_checkpoint, prune
+from block_recurrent.checkpoint import INITIAL_STATE, Checkpoint, find_checkpoint
 from block_recurrent.data import Corpus, LaneStream, Segment, SegmentStream, Tokenizer
 from block_recurrent.data.streams.repeats import Repeats
 from block_recurrent.errors import CheckpointError, ConfigError
@@ -211,20 +211,21 @@ class Trainer:
         if self.counters.step >= self.last_step:
             reporter.say(f"nothing to do: the run is at step {self.counters.step}, and --steps is {self.last_step}")
             return True
-        with self.stream, stop_on_signal() as asked:
+        keep = self.config.train.keep
+        with self.stream, stop_on_signal() as asked, self.state.saving():
             while self.counters.step < self.last_step:
                 stop = self.one_step(reporter, asked.is_set()) or (self.runtime.world == 1 and asked.is_set())
                 is_last = self.counters.step >= self.last_step
                 if self._evaluates(is_last) and not self._evaluated:
-                    self.state.save(run, None)  # in case the first validation fails
+                    self.state.save(run, None, keep)  # in case the first validation fails
                 bits, is_best = self.evaluate(reporter, is_last)
                 if stop or is_last or is_best or _due(self.counters.step, self.config.train.save_every):
-                    path = self.state.save(run, bits)
-                    if self.runtime.is_main:
-                        prune(run, self.config.train.keep)
+                    path = self.state.save(run, bits, keep)
                 if stop and not is_last:
+                    self.state.wait_for_save()
                     reporter.say(f"stopped after step {self.counters.step}; saved to '{path}'")
                     return False
+            self.state.wait_for_save()
         reporter.say(f"done: {self.counters.step} steps; the run is in '{run}'")
         return True
 
