@@ -198,7 +198,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         at_step(10, action)
         with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext():
             train(config, run)
-    wanted = [(4, []), (8, [4]), (12, [4, 8])]
+    wanted = [(4, []), (8, [4]), (12, [4, 8]), (12, [8, 12])]  # before and after the validation at the end
     assert saved == (wanted[:2] if interrupted else wanted)
     assert [step_of(path) for path in list_checkpoints(run)] == ([4, 8] if interrupted else [8, 12])
     assert checkpoint_contents(run, 8) == checkpoint_contents(tmp_path / "whole", 8)
