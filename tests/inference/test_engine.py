@@ -265,6 +265,17 @@ def test_the_engine_has_weights_of_its_own(tokens: Tokens) -> None:
         engine.decode([1], memory)
 
 
+def test_weights_are_hashed_once(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in every call that is given a memory: hashing 160M weights takes longer than most calls."""
+    engine, text = Engine(make("rec-fixed-skip"), dtype=torch.bfloat16), tokens(1, 20)
+    engine.fingerprint()
+    monkeypatch.setattr(BlockRecurrentLM, "fingerprint", lambda model: pytest.fail("the weights are hashed again"))
+    _, memory = engine.prefill(text)
+    _, memory = engine.prefill(text, memory)
+    _, memory = engine.decode([1], memory)
+    assert engine.score(text, text, memory).memory.fingerprint == engine.fingerprint()
+
+
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])
 @pytest.mark.parametrize("system", ["rec-lstm-dual", "feedback-fixed-skip", "memorizing"])
 def test_packed_weights_change_the_loss_little(system: str, weights: str, tokens: Tokens) -> None:

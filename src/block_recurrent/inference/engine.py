@@ -13,7 +13,7 @@ Call `refresh` after the weights of the source model have changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -24,7 +24,10 @@ from torch import Tensor
 
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import InputError
+from block_recurrent.inference.device_decode import DeviceDecoder, DeviceWriting
 from block_recurrent.inference.native_decode import NativeDecoder
+from block_recurrent.inference.sampling import Sampling
+from block_recurrent.inference.session_state import SessionState
 from block_recurrent.inference.snapshot import Snapshot
 from block_recurrent.model import checks
 from block_recurrent.model.language_model import BlockRecurrentLM
@@ -42,13 +45,11 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _inference(method: Method) -> Method:
-    """A method of an engine: without gradients, and with autocast to the dtype of the engine."""
+    """A method of an engine in its `precision`."""
 
     @wraps(method)
     def call(engine: Engine, *args: Any, **kwargs: Any) -> Any:
-        lower = engine.dtype != torch.float32
-        precision = Runtime(engine.snapshot.device, engine.dtype).autocast() if lower else nullcontext()
-        with torch.no_grad(), precision:
+        with engine.precision():
             return method(engine, *args, **kwargs)
 
     return cast(Method, call)
@@ -68,6 +69,7 @@ class Engine:
     def __init__(self, model: BlockRecurrentLM, weights: str = "float32", dtype: torch.dtype = torch.float32) -> None:
         """`dtype`: that of products and of cached keys and values; the recurrent state has that of the model."""
         self.model, self.weights, self.dtype = model, weights, dtype
+        self._on_device: DeviceDecoder | None = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -76,6 +78,27 @@ class Engine:
         native = self.dtype == torch.float32 and NativeDecoder.fits(snapshot)
         # In one assignment, for other threads that are using the engine.
         self._now = snapshot, NativeDecoder(snapshot) if native else None
+
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        """The context of all computation: without gradients, and with autocast to the dtype of the engine."""
+        lower = self.dtype != torch.float32
+        with torch.no_grad(), Runtime(self.snapshot.device, self.dtype).autocast() if lower else nullcontext():
+            yield
+
+    def writing(
+        self, states: Sequence[SessionState], samplings: Sequence[Sampling], eos_token_id: int
+    ) -> DeviceWriting | None:
+        """A generation that decodes and samples on a GPU, from the state of each lane; None on a CPU.
+
+        samplings: of each lane, equal except for the seed.
+        """
+        snapshot, decoder = self.snapshot, self._on_device
+        if not DeviceDecoder.fits(snapshot):
+            return None
+        if decoder is None or decoder.snapshot is not snapshot:
+            decoder = self._on_device = DeviceDecoder(snapshot, self.precision)
+        return DeviceWriting(decoder, states, samplings, eos_token_id)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -112,7 +135,7 @@ class Engine:
                 logits, memory = _decode(snapshot, decoder, torch.tensor([[token]]), memory)
             return logits, memory
         # Compute logits only for the last vectors, unless a subclass may change them.
-        run = snapshot.model.hidden if snapshot.is_plain else snapshot.model
+        run, memory = snapshot.model.hidden if snapshot.is_plain else snapshot.model, snapshot.recognized(memory)
         last: list[Tensor] = [torch.empty(0)] * len(rows)
         for start, end in _chunks(snapshot.config, memory, rows):
             piece, real = _padded(rows, start, end, snapshot.device)
@@ -157,7 +180,7 @@ class Engine:
         snapshot, inputs, wanted = self.snapshot, self._rows(rows), self._rows(targets)
         if list(map(len, inputs)) != list(map(len, wanted)):
             raise InputError("rows and targets have different lengths: every token needs one target")
-        memory = self.empty(len(inputs)) if memory is None else memory
+        memory = self.empty(len(inputs)) if memory is None else snapshot.recognized(memory)
         nats: list[list[NDArray[np.float32]]] = [[] for _ in inputs]
         for start, end in _chunks(snapshot.config, memory, inputs):
             piece, real = _padded(inputs, start, end, snapshot.device)
@@ -193,7 +216,7 @@ def _decode(
     if decoder is not None and (checked := _checked(snapshot, column, [memory])) is not None:
         logits, [memory] = decoder.decode(checked, [memory])
         return logits, memory
-    logits, memory = snapshot.model(column, memory)
+    logits, memory = snapshot.model(column, snapshot.recognized(memory))
     return logits[:, -1].float(), snapshot.signed(memory)
 
 

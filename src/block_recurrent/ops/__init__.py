@@ -10,6 +10,7 @@ from block_recurrent.ops.attention import (
     attend_each,
     merge_heads,
     split_heads,
+    state_step,
     state_view,
     window_attention,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "slice_lanes",
     "split_heads",
     "state_scan",
+    "state_step",
     "state_view",
     "token_heads",
     "unit_heads",
