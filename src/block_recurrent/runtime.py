@@ -58,12 +58,12 @@ class Runtime:
             dist.all_reduce(numbers)
         return numbers.tolist()
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
         """Gather the value of every process, by rank. For small values."""
         if self.world == 1:
             return [value]
         gathered: list[Any] = [None] * self.world
-        dist.all_gather_object(gathered, value)
+        dist.all_gather_object(gathered, value, group)
         return gathered
 
     def from_main(self, value: Any) -> Any:

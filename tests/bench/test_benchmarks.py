@@ -187,12 +187,13 @@ def test_a_package_that_lacks_something_itself_is_not_called_missing(
 def test_triton_kernels_fit_into_registers(tmp_path: Path) -> None:
     """In a process of its own: in this one, triton interprets."""
     command = [sys.executable, "-m", "block_recurrent", "bench", "triton", "--head-sizes", "128"]
-    command += ["--dtypes", "bfloat16"]
+    command += ["--widths", "1024", "--dtypes", "bfloat16"]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
     subprocess.run([*command, "--json", str(tmp_path / "x.json")], env=environment, check=True, capture_output=True)
     rows = rows_of(tmp_path / "x.json")
     kernels = ("forward", "queries_backward", "keys_backward")
+    kernels += ("rms", "rms_backward", "add_dropout", "heads", "heads_backward")
     assert [(row["kernel"], row["architecture"]) for row in rows] == [*product(kernels, ("sm_80", "sm_90"))]
     for row in rows:
         assert row["spilled"] == 0, row

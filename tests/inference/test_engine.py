@@ -228,6 +228,26 @@ def test_numbers_that_are_none_are_not_hidden(bad: float, tokens: Tokens) -> Non
     assert not engine.decode([1], memory)[0].isfinite().all()
 
 
+@pytest.mark.parametrize("system", ["slide", "rec-lstm-dual", "feedback-fixed-skip", "memorizing"])
+def test_products_in_bfloat16_and_states_in_float32(system: str, tokens: Tokens, tmp_path: Path) -> None:
+    model, text = make(system), tokens(2, 60)
+    plain, engine = Engine(model), Engine(model, dtype=torch.bfloat16)
+    wanted, _ = plain.prefill(text[:, :50])
+    logits, memory = engine.prefill(text[:, :50])
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, wanted, atol=0.1, rtol=0.1)
+    for i in range(50, 60):
+        logits, memory = engine.decode(text[:, i], memory)
+    for layer in memory.layers:
+        assert layer.keys.dtype == layer.values.dtype == torch.bfloat16
+        assert layer.state is None or layer.state.dtype == torch.float32
+    memory.save(tmp_path / "m")
+    loaded = DocumentMemory.load(tmp_path / "m")
+    assert loaded.difference(memory) == 0
+    assert torch.equal(engine.decode([1, 2], loaded)[0], engine.decode([1, 2], memory)[0])
+    assert plain.decode([1, 2], loaded.to(dtype=torch.float32))[0].isfinite().all()
+
+
 def test_the_engine_has_weights_of_its_own(tokens: Tokens) -> None:
     model, text = make("rec-fixed-skip"), tokens(1, 20)
     engine = Engine(model)
@@ -243,6 +263,17 @@ def test_the_engine_has_weights_of_its_own(tokens: Tokens) -> None:
     torch.testing.assert_close(engine.prefill(text)[0], expected(model, text)[0][:, -1])
     with pytest.raises(MemoryMismatchError, match="belongs to another model"):
         engine.decode([1], memory)
+
+
+def test_weights_are_hashed_once(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in every call that is given a memory: hashing 160M weights takes longer than most calls."""
+    engine, text = Engine(make("rec-fixed-skip"), dtype=torch.bfloat16), tokens(1, 20)
+    engine.fingerprint()
+    monkeypatch.setattr(BlockRecurrentLM, "fingerprint", lambda model: pytest.fail("the weights are hashed again"))
+    _, memory = engine.prefill(text)
+    _, memory = engine.prefill(text, memory)
+    _, memory = engine.decode([1], memory)
+    assert engine.score(text, text, memory).memory.fingerprint == engine.fingerprint()
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])

@@ -11,8 +11,19 @@ from torch.nn import functional as F
 
 from block_recurrent import BlockRecurrentLM, preset
 from block_recurrent.errors import ConfigError
-from block_recurrent.ops import backend, rms_norm, split_heads, triton, unit_heads, window_attention
-from block_recurrent.ops.triton.attention import LEVELS, triton_window_attention
+from block_recurrent.ops import (
+    add_dropout,
+    backend,
+    residual_norm,
+    rms_norm,
+    split_heads,
+    token_heads,
+    triton,
+    unit_heads,
+    window_attention,
+)
+from block_recurrent.ops.triton import LEVELS
+from block_recurrent.ops.triton.attention import triton_window_attention
 
 needs_triton = pytest.mark.skipif(not triton.INSTALLED, reason="triton is not installed (Linux only)")
 pytestmark = needs_triton
@@ -225,6 +236,73 @@ def test_rms_norm(shape):
     same_as_the_reference(rms_norm, given)
 
 
+@pytest.mark.parametrize("width", [16, 100])
+def test_a_sum_and_its_norm(width):
+    """Gradients flow through both results, as around a branch and into it."""
+    torch.manual_seed(0)
+    given = [torch.randn(2, 7, width), torch.randn(2, 7, width), torch.randn(width)]
+
+    def both(x, added, weight):
+        return torch.cat(residual_norm(x, weight, added), dim=-1)
+
+    def one(x, weight):
+        return torch.cat(residual_norm(x, weight), dim=-1)
+
+    same_as_the_reference(both, [x.requires_grad_() for x in given])
+    same_as_the_reference(one, [given[0], given[2]])
+
+
+def test_dropout_of_a_norm_and_in_front_of_a_sum():
+    """What is dropped, and its gradient, are those of one mask; the rest is scaled up."""
+    rate = 0.25
+    x, added, weight = (torch.randn(shape).requires_grad_() for shape in ((200, 48), (200, 48), (48,)))
+    with backend("triton"):
+        plain, dropped = rms_norm(x, weight), rms_norm(x, weight, rate)
+        total = add_dropout(x, added, rate)
+    masks = [dropped / plain, (total - x) / added]
+    gradients_of = [torch.autograd.grad(dropped.sum(), weight)[0], torch.autograd.grad(total.sum(), [x, added])]
+    for mask in masks:
+        kept = mask.detach() > 0.5
+        torch.testing.assert_close(mask[kept], torch.full_like(mask[kept], 1 / (1 - rate)), atol=1e-3, rtol=1e-3)
+        assert torch.all(mask[~kept].abs() < 1e-3)
+        assert abs(kept.double().mean().item() - (1 - rate)) < 4.5 * (rate * (1 - rate) / kept.numel()) ** 0.5
+        assert kept.any(0).all(), "every column is kept somewhere"
+    assert not torch.equal(masks[0] > 0.5, masks[1] > 0.5), "each call draws its own"
+    by_mask = ((masks[0] > 0.5) * (plain / weight) / (1 - rate)).sum(0)
+    torch.testing.assert_close(gradients_of[0], by_mask, atol=1e-3, rtol=1e-4)
+    assert torch.equal(gradients_of[1][0], torch.ones_like(x))
+    torch.testing.assert_close(gradients_of[1][1], (masks[1] > 0.5) / (1 - rate))
+
+
+@pytest.mark.parametrize(("groups", "cached", "grows"), [(3, 8, True), (4, 30, True), (4, 8, False)])
+def test_heads_behind_cached_ones(groups, cached, grows):
+    """Fewer and more cached ones than tokens; gradients flow into the caches, from all that comes out."""
+    torch.manual_seed(0)
+    H, K, N, lanes = 2, 12, 21, 2
+    given = [torch.randn(lanes, N, groups * H * K), torch.randn((groups - 1) * H, 1, 1)]
+    given = [x.requires_grad_() for x in given]
+    caches = [torch.randn(lanes, H, cached, K).requires_grad_(grows) for _ in range(2)]
+
+    def joined(projected, scales, *old):
+        values, keys = old or (x.to(projected.dtype) for x in caches)
+        found = token_heads(split_heads(projected, groups * H), scales, values, keys, (N,) * lanes)
+        return torch.cat([x for x in found if x is not None], dim=2)
+
+    same_as_the_reference(joined, given + caches if grows else given)
+
+
+def test_next_caches_without_a_gradient_of_their_own():
+    """As in a training step: what is kept for the next one is cut off."""
+    heads, scales = torch.randn(1, 5, 3 * 16).requires_grad_(), torch.ones(2, 1, 1).requires_grad_()
+    old = [torch.randn(1, 1, 4, 16) for _ in range(2)]
+
+    def used(heads, scales):
+        found = token_heads(split_heads(heads, 3), scales, *(x.to(heads.dtype) for x in old), (5,))
+        return torch.cat([found.values, found.keys, found.queries], dim=2)
+
+    same_as_the_reference(used, [heads, scales])
+
+
 @pytest.mark.parametrize(("groups", "lanes"), [(3, 1), (4, 2)])
 def test_unit_heads(groups, lanes):
     """Heads that are views of a projection; more tokens than a program has."""
@@ -255,6 +333,12 @@ def same_as_the_reference(function, given):
 def test_norms_are_registered_as_torch_wants_them():
     x, weight = torch.randn(3, 16).requires_grad_(), torch.randn(16).requires_grad_()
     heads, scales = torch.randn(1, 6, 5, 16).requires_grad_(), torch.randn(4).requires_grad_()
+    old, seed = torch.randn(1, 2, 3, 16), torch.tensor([5])
+    calls = {
+        "triton_rms": (x, x.detach().clone(), weight, seed, 1e-6, torch.float32, 0.5),
+        "triton_add_dropout": (x, x.detach().clone(), seed, 0.5),
+        "triton_heads": (heads, scales, old, old.clone(), 1e-6),
+    }
     utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(torch.ops.brt.triton_rms.default, (x, weight, 1e-6, torch.float32), test_utils=utilities)
-    torch.library.opcheck(torch.ops.brt.triton_unit_heads.default, (heads, scales, 1e-6), test_utils=utilities)
+    for name, arguments in calls.items():
+        torch.library.opcheck(getattr(torch.ops.brt, name).default, arguments, test_utils=utilities)

@@ -2,7 +2,8 @@
 
 python -m torch.distributed.run --nproc-per-node 2 many_runs.py JOBS.json
 
-JOBS.json: a list of {"config": ..., "out": ..., "error": null or a part of the expected message}.
+JOBS.json: a list of {"config": ..., "out": ..., "error": null or a part of the expected message}. "traffic": a file for
+the bytes of collectives.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ import os
 import signal
 import sys
 import warnings
+from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from block_recurrent.errors import BlockRecurrentError
 from block_recurrent.run_config import RunConfig
@@ -61,6 +67,22 @@ def stop_at(step: int) -> None:
     Reporter.metrics = metrics  # type: ignore[method-assign]
 
 
+class Traffic(TorchDispatchMode):
+    """Bytes of gradients and weights in collectives, by operation and dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if func.namespace == "c10d" and name in ("allreduce_", "_allgather_base_", "_reduce_scatter_base_"):
+            largest = max((x for x in tree_leaves(args) if isinstance(x, torch.Tensor)), key=torch.Tensor.numel)
+            if largest.dtype != torch.float64:  # numbers that are told, and no gradients
+                self.bytes[f"{name.strip('_')} {str(largest.dtype).removeprefix('torch.')}"] += largest.nbytes
+        return func(*args, **(kwargs or {}))
+
+
 def main() -> None:
     warnings.simplefilter("error", UserWarning)
     with start("cpu"):
@@ -69,7 +91,10 @@ def main() -> None:
             if job.get("stop_at"):
                 stop_at(job["stop_at"])
             try:
-                finished = train(RunConfig.from_dict(job["config"]), Path(job["out"]))
+                with Traffic() if job.get("traffic") else nullcontext() as traffic:
+                    finished = train(RunConfig.from_dict(job["config"]), Path(job["out"]))
+                if traffic is not None and dist.get_rank() == 0:
+                    Path(job["traffic"]).write_text(json.dumps(traffic.bytes))
                 assert finished == (not job.get("stop_at"))
                 assert not job.get("error"), f"{job['out']} should have failed"
             except BlockRecurrentError as error:

@@ -156,3 +156,41 @@ def test_errors_reach_every_process(make_config: Callable[..., RunConfig], tmp_p
     ]
     torchrun(2, jobs, tmp_path)
     assert math.isfinite(read_metrics(tmp_path / "run")[-1]["bits_per_token"])
+
+
+def test_bfloat16_halves_the_traffic(plain: Callable[..., RunConfig], tmp_path: Path) -> None:
+    """With the losses of one process that computes in bfloat16, but for the rounding of what is sent."""
+    settings = {"train.steps": 4, "train.accumulate": 2, "eval.every": 0, "model.window": 16, "model.segment": 32}
+    jobs = []
+    for parallel in WAYS:
+        for dtype in ("float32", "bfloat16"):
+            config = plain(**settings, **{"train.parallel": parallel, "train.dtype": dtype})
+            name = f"{parallel}-{dtype}"
+            jobs.append(job(config, tmp_path / name, traffic=str(tmp_path / f"{name}.json")))
+    again = plain(**settings, **{"train.parallel": "fsdp", "train.keep_gathered": False})
+    jobs.append(job(again, tmp_path / "again", traffic=str(tmp_path / "again.json")))
+    torchrun(2, jobs, tmp_path)
+    train(plain(**settings, **{"train.dtype": "bfloat16"}), tmp_path / "one")
+    sent = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*-*.json") if "jobs" not in path.name}
+
+    assert sent["ddp-bfloat16"].keys() == {"allreduce bfloat16"}
+    assert 2 * sum(sent["ddp-bfloat16"].values()) == sum(sent["ddp-float32"].values())
+
+    # Layers are gathered in bfloat16; cells and embeddings as they are, and all sums are in float32.
+    model = load_run(tmp_path / "fsdp-bfloat16").model
+    layers = sum(p.numel() for name, p in model.layers.named_parameters() if ".cell." not in name)
+    lower, full = sent["fsdp-bfloat16"], sent["fsdp-float32"]
+    gathers = 4 + 1  # once for each update, and for the validation at the end
+    assert lower["allgather_base bfloat16"] == pytest.approx(gathers * 2 * layers, rel=0.02)
+    saved = full["allgather_base float32"] - lower["allgather_base float32"]
+    assert saved == pytest.approx(gathers * 4 * layers, rel=0.02)
+    assert lower["reduce_scatter_base float32"] == full["reduce_scatter_base float32"]
+
+    # Gathered again for each of two groups of lanes, in each forward and backward pass: four times per update, not
+    # once; and for every call of the validation.
+    gathered_again = json.loads((tmp_path / "again.json").read_text())["allgather_base float32"]
+    assert gathered_again - full["allgather_base float32"] > 3 * 4 * 4 * layers
+
+    for parallel in WAYS:
+        assert furthest_apart(tmp_path / "one", tmp_path / f"{parallel}-bfloat16") < 0.02, parallel
+        assert furthest_apart(tmp_path / f"{parallel}-float32", tmp_path / f"{parallel}-bfloat16") < 0.05, parallel

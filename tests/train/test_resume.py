@@ -8,13 +8,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from block_recurrent.checkpoint import list_checkpoints, step_of
 from block_recurrent.run_config import RunConfig
+from block_recurrent.train import state
 from block_recurrent.train.loop import train
 from block_recurrent.train.report import Reporter
 
@@ -153,6 +157,54 @@ def test_killed_while_saving(system: str, moment: str, make_config: Callable[...
     assert train(config, run) is True
     assert_same_run(run, tmp_path / "whole")
     assert not list((run / "checkpoints").glob(".*")), "what the killed run left has been swept away"
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_training_goes_on_while_a_checkpoint_is_written(
+    interrupted: bool,
+    make_config: Callable[..., RunConfig],
+    tmp_path: Path,
+    at_step: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That of step 8 is finished after step 10, with the numbers of step 8; an older one is deleted only then.
+
+    A second Ctrl-C at step 10 ends the run, and leaves that checkpoint complete.
+    """
+    config, run = make_config("memorizing", **{"train.keep": 2, "eval.every": 0}), tmp_path / "run"
+    saved, finish, save = [], state.finish, state.TrainingState.save
+    step_10 = threading.Event()
+
+    def late(path: Path, step: int, bits: float | None) -> None:
+        assert step != 8 or step_10.wait(timeout=60)
+        saved.append((step, [step_of(path) for path in list_checkpoints(run)]))
+        finish(path, step, bits)
+
+    def action() -> None:
+        step_10.set()
+        if interrupted:
+            raise KeyboardInterrupt
+
+    def save_at_once(self: state.TrainingState, *args: Any) -> Path:
+        path = save(self, *args)
+        self.wait_for_save()
+        return path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state.TrainingState, "save", save_at_once)
+        train(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "finish", late)
+        at_step(10, action)
+        with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext():
+            train(config, run)
+    wanted = [(4, []), (8, [4]), (12, [4, 8]), (12, [8, 12])]  # before and after the validation at the end
+    assert saved == (wanted[:2] if interrupted else wanted)
+    assert [step_of(path) for path in list_checkpoints(run)] == ([4, 8] if interrupted else [8, 12])
+    assert checkpoint_contents(run, 8) == checkpoint_contents(tmp_path / "whole", 8)
+    monkeypatch.undo()
+    assert train(config, run) is True
+    assert_same_run(run, tmp_path / "whole")
 
 
 def test_a_copy_of_the_folder_goes_on_too(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:

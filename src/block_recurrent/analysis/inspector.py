@@ -22,6 +22,7 @@ from block_recurrent.inference.engine import Engine
 from block_recurrent.io.progress import Progress
 from block_recurrent.model.cell import RecurrentCell
 from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.model.layer import Layer
 from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.nn.gates import Gate
 from block_recurrent.ops import split_heads, unit_length
@@ -145,15 +146,12 @@ def _watched(model: BlockRecurrentLM, traces: dict[int, _Trace]) -> Iterator[dic
     inputs: dict[int, Tensor] = {}
 
     def keep_input(index: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-            inputs[index] = output
+        def hook(layer: Layer, args: tuple[Any, ...]) -> None:
+            inputs[index] = layer.attention_norm(args[0])
 
         return hook
 
-    handles = [
-        layer.attention_norm.register_forward_hook(keep_input(i))  # type: ignore[union-attr]
-        for i, layer in enumerate(model.layers)
-    ]
+    handles = [layer.register_forward_pre_hook(keep_input(i)) for i, layer in enumerate(model.layers)]
     try:
         with watched_gates(model, lambda i, name, mean: traces[i][f"gate {name}"].append(mean)):
             yield inputs

@@ -16,18 +16,30 @@ EXAMPLE = "brt bench triton --head-sizes 64,128"
 NOTE = (
     "Compiled for the GPU architectures by the installed triton and its ptxas, at the tile sizes in use; no "
     "GPU is needed, and nothing is run. threads and shared (bytes of shared memory): per program; an A100 has 163 KiB "
-    "for one, an H100 227 KiB. registers, and spilled (bytes that did not fit into them): per thread."
+    "for one, an H100 227 KiB. registers, and spilled (bytes that did not fit into them): per thread. size: of heads, "
+    "or of the vectors of norms. queries and keys: of a tile; for norms, vectors of a program and 0."
 )
-KERNELS = ("forward", "queries_backward", "keys_backward")
-FLOAT32_POINTERS = ("bias", "log_sums", "deltas", "d_bias")
+ATTENTION = ("forward", "queries_backward", "keys_backward")
+NORMS = {
+    "rms": ("ADDED", "DROPOUT"),
+    "rms_backward": ("SUM", "ADDED", "DROPOUT"),
+    "add_dropout": ("ADD",),
+    "heads": (),
+    "heads_backward": ("NEXT", "OLD"),
+}
+"""Kernels of normalization, and the flags that include all of their code."""
+FLOAT32 = {
+    *("bias", "log_sums", "deltas", "d_bias"),
+    *("weight", "d_weight", "scales", "d_scales", "sum", "d_sum"),
+}
+"""Pointers to float32 with every dtype."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--architectures", default="80,90", help="80 is an A100, 90 an H100 (default: 80,90)")
     parser.add_argument("--head-sizes", default="32,64,128,256", help="head dimensions (default: 32,64,128,256)")
-    parser.add_argument(
-        "--dtypes", default="bfloat16,float32", help="dtypes of queries, keys and values (default: bfloat16,float32)"
-    )
+    parser.add_argument("--widths", default="1024,2048", help="widths of norms (default: 1024,2048)")
+    parser.add_argument("--dtypes", default="bfloat16,float32", help="dtypes of products (default: bfloat16,float32)")
     parser.add_argument("--window", type=int, default=512, help="window (default: 512)")
     parser.add_argument("--dropout", type=float, default=0.05, help="dropout; 0 compiles without it (default: 0.05)")
 
@@ -42,25 +54,35 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
         raise ConfigError(
             "TRITON_INTERPRET is set in the environment: unset it, since the interpreter compiles nothing"
         )
-    sizes, architectures = ([int(x) for x in text.split(",")] for text in (args.head_sizes, args.architectures))
+    architectures, heads, widths = (
+        [int(x) for x in text.split(",")] for text in (args.architectures, args.head_sizes, args.widths)
+    )
+    kernels = [(kernel, size) for kernel in ATTENTION for size in heads]
+    kernels += [(kernel, size) for kernel in NORMS for size in (heads if kernel.startswith("heads") else widths)]
     return [
-        _row(kernel, architecture, dtype, K, args.window, args.dropout)
-        for kernel in KERNELS
+        _row(kernel, architecture, dtype, size, args.window, args.dropout)
+        for kernel, size in kernels
         for dtype in args.dtypes.split(",")
-        for K in sizes
         for architecture in architectures
     ]
 
 
-def _row(kernel: str, architecture: int, dtype: str, K: int, window: int, dropout: float) -> dict[str, Any]:
+def _row(kernel: str, architecture: int, dtype: str, size: int, window: int, dropout: float) -> dict[str, Any]:
     import torch
 
     from block_recurrent.io.progress import tell
     from block_recurrent.ops.triton.attention import constants, tiles_of
+    from block_recurrent.ops.triton.norm import constants_of_heads, constants_of_rows
 
-    tell(f"{kernel} in {dtype} with heads of {K} for sm_{architecture}")
-    chosen = constants(kernel, K, getattr(torch, dtype), window, dropout)
-    tiles = tiles_of(kernel, K, getattr(torch, dtype))
+    tell(f"{kernel} in {dtype} with vectors of {size} for sm_{architecture}")
+    if kernel in ATTENTION:
+        chosen = constants(kernel, size, getattr(torch, dtype), window, dropout)
+        tiles = tiles_of(kernel, size, getattr(torch, dtype))
+        queries, keys = tiles.queries, tiles.keys
+    else:
+        chosen = constants_of_heads(size) if kernel.startswith("heads") else constants_of_rows(size)
+        chosen |= dict.fromkeys(NORMS[kernel], True)
+        queries, keys = chosen.get("ROWS", 1), 0
     compiled = _compile(kernel, architecture, dtype, chosen)
     printed = _ptxas(compiled.asm["ptx"])
     spills = [int(found) for found in re.findall(r"(\d+) bytes spill (?:stores|loads)", printed)]
@@ -70,12 +92,11 @@ def _row(kernel: str, architecture: int, dtype: str, K: int, window: int, dropou
         "kernel": kernel,
         "architecture": f"sm_{architecture}",
         "dtype": dtype,
-        "head": K,
-        "dropout": dropout,
-        "queries": tiles.queries,
-        "keys": tiles.keys,
-        "threads": 32 * tiles.num_warps,
-        "stages": tiles.num_stages,
+        "size": size,
+        "queries": queries,
+        "keys": keys,
+        "threads": 32 * compiled.metadata.num_warps,
+        "stages": compiled.metadata.num_stages,
         "registers": int(registers[0]),
         "spilled": max(spills),
         "shared": compiled.metadata.shared,
@@ -88,10 +109,11 @@ def _compile(kernel: str, architecture: int, dtype: str, chosen: dict[str, Any])
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from block_recurrent.ops.triton import attention_kernels as kernels
+    from block_recurrent.ops.triton import attention_kernels, norm_kernels
 
-    function = getattr(kernels, kernel)
-    options = {name: chosen.pop(name) for name in ("num_warps", "num_stages")}
+    function = getattr(attention_kernels if kernel in ATTENTION else norm_kernels, kernel)
+    options = {name: chosen.pop(name) for name in ("num_warps", "num_stages") if name in chosen}
+    full = FLOAT32 | ({"x", "dx", "out"} if "D" in chosen else set())  # of norms: the residual stream
     signature: dict[str, Any] = {}
     aligned: dict[tuple[int, ...], Any] = {}
     for place, name in enumerate(function.arg_names):
@@ -101,18 +123,12 @@ def _compile(kernel: str, architecture: int, dtype: str, chosen: dict[str, Any])
             signature[name] = ("i32",) * 3
             aligned |= {(place, axis): [["tt.divisibility", 16]] for axis in range(3)}
         elif name.endswith("_pointer"):
-            signature[name] = _pointer(name.removesuffix("_pointer"), dtype)
+            signature[name] = "*fp32" if dtype == "float32" or name.removesuffix("_pointer") in full else "*bf16"
             aligned[(place,)] = [["tt.divisibility", 16]]
         else:
-            signature[name] = "fp32" if name == "keep_scale" else "i32"
+            signature[name] = {"keep_scale": "fp32", "epsilon": "fp32", "seed": "i64"}.get(name, "i32")
     source = ASTSource(function, signature, chosen, aligned)
     return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
-
-
-def _pointer(name: str, dtype: str) -> str:
-    if name == "seed":
-        return "*i64"
-    return "*fp32" if name in FLOAT32_POINTERS or dtype == "float32" else "*bf16"
 
 
 def _ptxas(ptx: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.cli.output import add_json, check_outputs, give_json, print_notes
-from block_recurrent.cli.read import add_state_argument, add_weights_argument
+from block_recurrent.cli.read import add_dtype_argument, add_state_argument, add_weights_argument
 from block_recurrent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--per-token", metavar="FILE", type=Path, help="write the loss of every token, as .npz or .csv")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="cumulative cross-entropy of all runs: .html or .png")
     parser.add_argument("--words", choices=("auto", "counted", "pg19"), default="auto", help="how words are counted")
+    add_dtype_argument(parser)
     add_weights_argument(parser)
     add_state_argument(parser)
     add_scoring_arguments(parser)
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         rows.append(vocabulary_row(name, kind, loaded.tokenizer.size, result))
         curves[name] = result.cumulative
         facts = {"run": name, "step": loaded.checkpoint.step, "data": folder, "clear_every": args.clear_every}
-        facts["weights"] = args.weights
+        facts |= {"weights": args.weights, "dtype": args.dtype}
         results.append({**facts, "tokenizer": kind, "vocabulary_size": loaded.tokenizer.size, **result.to_dict()})
     if len(rows) > 1 and args.json != "-":
         print(vocabulary_table(rows))
@@ -98,13 +99,14 @@ def _evaluate(name: str, folder: str, args: argparse.Namespace) -> tuple[LoadedR
     from block_recurrent.evaluate.state_edits import clear_every
     from block_recurrent.inference.engine import Engine
     from block_recurrent.io.progress import shown_progress
+    from block_recurrent.runtime import pick_dtype
 
     corpus = Corpus(folder)
     loaded = load(name, args)
     check_tokenizer(loaded.tokenizer.sha256, corpus, name)
     edit = None if args.clear_every is None else clear_every(loaded.model, args.clear_every)
     settings = EvalSettings(args.lanes, args.chunk, args.per_token, args.words, tuple(args.document), edit)
-    engine = Engine(loaded.model, args.weights)
+    engine = Engine(loaded.model, args.weights, pick_dtype(args.dtype, loaded.model.embedding.weight.device))
     with shown_progress(f"scoring '{args.split}'") as progress:
         return loaded, evaluate_split(engine, corpus, args.split, settings, progress)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from block_recurrent.cli.output import add_overwrite, print_notes, size
 from block_recurrent.errors import ConfigError, DataError
+from block_recurrent.run_config.sections import DTYPES
 
 if TYPE_CHECKING:
     from block_recurrent.inference.session import Session
@@ -41,8 +42,18 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="a run folder, a checkpoint, or a model name (see 'brt models')")
     parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint folder")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ...")
+    add_dtype_argument(parser)
     add_weights_argument(parser)
     add_state_argument(parser)
+
+
+def add_dtype_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        help="of the computation: auto is bfloat16 on a GPU that has it, else float32; states are always float32",
+    )
 
 
 def add_state_argument(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +76,9 @@ def open_session(args: argparse.Namespace, memory: str | None) -> Session:
     """Open the session, and print the notes of the run on stderr."""
     from block_recurrent.inference.open_session import session_of_run
 
-    session, notes = session_of_run(args.run, args.checkpoint, args.device, args.weights, memory, args.state)
+    session, notes = session_of_run(
+        args.run, args.checkpoint, args.device, args.weights, memory, args.state, args.dtype
+    )
     print_notes(notes)
     return session
 

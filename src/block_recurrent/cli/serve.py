@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from block_recurrent.cli.output import print_notes
-from block_recurrent.cli.read import add_weights_argument
+from block_recurrent.cli.read import add_dtype_argument, add_weights_argument
 from block_recurrent.errors import ConfigError, MissingExtraError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="a file with the key that clients must send")
     parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint folder (default: last)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ... (default: auto)")
+    add_dtype_argument(parser)
     add_weights_argument(parser)
     for flag, text in LIMITS.items():
         parser.add_argument(flag, type=int, metavar="N", help=text)
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
     models = []
     for folder in args.runs:
-        model, notes = load_model(folder, args.checkpoint, args.device, args.weights)
+        model, notes = load_model(folder, args.checkpoint, args.device, args.weights, args.dtype)
         models.append(model)
         print_notes(notes)
     app = make_app(models, args.memories, limits, key, args.host)

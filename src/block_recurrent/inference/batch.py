@@ -13,6 +13,7 @@ from typing import Any
 from block_recurrent.data import Tokenizer
 from block_recurrent.data.utf8 import to_utf8
 from block_recurrent.errors import ConfigError, InputError
+from block_recurrent.inference.device_decode import DeviceWriting
 from block_recurrent.inference.engine import Engine, engine_of
 from block_recurrent.inference.sampling import Sampling, check_max_tokens
 from block_recurrent.inference.session import Session
@@ -74,6 +75,31 @@ def write_together(
     own = [sampling if seeds is None else replace(sampling, seed=seed) for seed in seeds or [0] * len(sessions)]
     writers = [Writer(tokenizer, session.state, s, max_tokens) for session, s in zip(sessions, own, strict=True)]
     written: list[list[WrittenToken]] = [[] for _ in sessions]
+    writing = engine.writing([session.state for session in sessions], own, tokenizer.eos_token_id)
+    if writing is not None:
+        _write_on_device(writing, sessions, writers, written)
+    else:
+        _write_on_host(engine, sessions, writers, written)
+    return [_collect(tokens, writer, tokenizer.eos_token_id) for tokens, writer in zip(written, writers, strict=True)]
+
+
+def _write_on_device(
+    writing: DeviceWriting, sessions: Sequence[Session], writers: list[Writer], written: list[list[WrittenToken]]
+) -> None:
+    """All lanes until the last one ends: their number is fixed."""
+    while not all(writer.ended for writer in writers):
+        for lane, (writer, choice) in enumerate(zip(writers, writing.step(), strict=True)):
+            if writer.ended:
+                continue
+            written[lane].append(writer.accept(choice, writer.state.memory))
+            if writer.ended:
+                # A mark was not fed, and the token before it has to be fed again.
+                sessions[lane].state = replace(writer.state, memory=writing.memory(lane, before=writer.ended == MARK))
+
+
+def _write_on_host(
+    engine: Engine, sessions: Sequence[Session], writers: list[Writer], written: list[list[WrittenToken]]
+) -> None:
     busy = list(range(len(sessions)))
     memory = DocumentMemory.cat([session.memory for session in sessions])
     while busy:
@@ -88,7 +114,6 @@ def write_together(
         left = [index for index, lane in enumerate(busy) if not writers[lane].ended]
         memory = after if len(left) == len(busy) or not left else after.select(left)
         busy = [busy[index] for index in left]
-    return [_collect(tokens, writer, tokenizer.eos_token_id) for tokens, writer in zip(written, writers, strict=True)]
 
 
 def _collect(written: list[WrittenToken], writer: Writer, mark: int) -> Written:

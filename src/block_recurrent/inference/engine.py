@@ -12,8 +12,10 @@ Call `refresh` after the weights of the source model have changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -22,17 +24,35 @@ from torch import Tensor
 
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import InputError
+from block_recurrent.inference.device_decode import DeviceDecoder, DeviceWriting
 from block_recurrent.inference.native_decode import NativeDecoder
+from block_recurrent.inference.sampling import Sampling
+from block_recurrent.inference.session_state import SessionState
 from block_recurrent.inference.snapshot import Snapshot
 from block_recurrent.model import checks
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
+from block_recurrent.runtime import Runtime
 
 TOKENS_AT_ONCE = 2048
 """Tokens per prefill call, or one segment if that is more: enough to be fast, even if segments are short."""
 DECODED = 4
 """Up to this number of tokens per lane, decoding one by one is faster than a call of the model."""
 Tokens = Tensor | Sequence[ArrayLike]
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _inference(method: Method) -> Method:
+    """A method of an engine in its `precision`."""
+
+    @wraps(method)
+    def call(engine: Engine, *args: Any, **kwargs: Any) -> Any:
+        with engine.precision():
+            return method(engine, *args, **kwargs)
+
+    return cast(Method, call)
 
 
 class Scored(NamedTuple):
@@ -46,15 +66,39 @@ class Scored(NamedTuple):
 class Engine:
     """Inference with a model's weights in float32 (unchanged), bfloat16 or int8."""
 
-    def __init__(self, model: BlockRecurrentLM, weights: str = "float32") -> None:
-        self.model, self.weights = model, weights
+    def __init__(self, model: BlockRecurrentLM, weights: str = "float32", dtype: torch.dtype = torch.float32) -> None:
+        """`dtype`: that of products and of cached keys and values; the recurrent state has that of the model."""
+        self.model, self.weights, self.dtype = model, weights, dtype
+        self._on_device: DeviceDecoder | None = None
         self.refresh()
 
     def refresh(self) -> None:
         """Update the snapshot of the model's weights. Memories made with other weights are rejected from then on."""
         snapshot = Snapshot(self.model, self.weights)
+        native = self.dtype == torch.float32 and NativeDecoder.fits(snapshot)
         # In one assignment, for other threads that are using the engine.
-        self._now = snapshot, NativeDecoder(snapshot) if NativeDecoder.fits(snapshot) else None
+        self._now = snapshot, NativeDecoder(snapshot) if native else None
+
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        """The context of all computation: without gradients, and with autocast to the dtype of the engine."""
+        lower = self.dtype != torch.float32
+        with torch.no_grad(), Runtime(self.snapshot.device, self.dtype).autocast() if lower else nullcontext():
+            yield
+
+    def writing(
+        self, states: Sequence[SessionState], samplings: Sequence[Sampling], eos_token_id: int
+    ) -> DeviceWriting | None:
+        """A generation that decodes and samples on a GPU, from the state of each lane; None on a CPU.
+
+        samplings: of each lane, equal except for the seed.
+        """
+        snapshot, decoder = self.snapshot, self._on_device
+        if not DeviceDecoder.fits(snapshot):
+            return None
+        if decoder is None or decoder.snapshot is not snapshot:
+            decoder = self._on_device = DeviceDecoder(snapshot, self.precision)
+        return DeviceWriting(decoder, states, samplings, eos_token_id)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -74,7 +118,7 @@ class Engine:
         snapshot = self.snapshot
         return DocumentMemory.empty(snapshot.config, lanes, snapshot.device, snapshot.dtype)
 
-    @torch.no_grad()
+    @_inference
     def prefill(
         self, tokens: Tokens, memory: DocumentMemory | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, DocumentMemory]:
@@ -91,7 +135,7 @@ class Engine:
                 logits, memory = _decode(snapshot, decoder, torch.tensor([[token]]), memory)
             return logits, memory
         # Compute logits only for the last vectors, unless a subclass may change them.
-        run = snapshot.model.hidden if snapshot.is_plain else snapshot.model
+        run, memory = snapshot.model.hidden if snapshot.is_plain else snapshot.model, snapshot.recognized(memory)
         last: list[Tensor] = [torch.empty(0)] * len(rows)
         for start, end in _chunks(snapshot.config, memory, rows):
             piece, real = _padded(rows, start, end, snapshot.device)
@@ -102,7 +146,7 @@ class Engine:
         ends = torch.stack(last)
         return (snapshot.logits(ends) if snapshot.is_plain else ends).float(), snapshot.signed(memory)
 
-    @torch.no_grad()
+    @_inference
     def decode(
         self, tokens: Tensor | Sequence[int], memory: DocumentMemory | None = None
     ) -> tuple[Tensor, DocumentMemory]:
@@ -111,7 +155,7 @@ class Engine:
         column = _column(tokens, snapshot.device)
         return _decode(snapshot, decoder, column, self.empty(len(column)) if memory is None else memory)
 
-    @torch.no_grad()
+    @_inference
     def decode_many(
         self, tokens: Sequence[int], memories: Sequence[DocumentMemory]
     ) -> tuple[Tensor, list[DocumentMemory]]:
@@ -130,13 +174,13 @@ class Engine:
         logits, after = _decode(snapshot, None, column, DocumentMemory.cat(memories))
         return logits, [after.select([lane]) for lane in range(after.lanes)]
 
-    @torch.no_grad()
+    @_inference
     def score(self, rows: Tokens, targets: Tokens, memory: DocumentMemory | None = None) -> Scored:
         """Read a row per lane, and score its `targets`, one per token."""
         snapshot, inputs, wanted = self.snapshot, self._rows(rows), self._rows(targets)
         if list(map(len, inputs)) != list(map(len, wanted)):
             raise InputError("rows and targets have different lengths: every token needs one target")
-        memory = self.empty(len(inputs)) if memory is None else memory
+        memory = self.empty(len(inputs)) if memory is None else snapshot.recognized(memory)
         nats: list[list[NDArray[np.float32]]] = [[] for _ in inputs]
         for start, end in _chunks(snapshot.config, memory, inputs):
             piece, real = _padded(inputs, start, end, snapshot.device)
@@ -172,7 +216,7 @@ def _decode(
     if decoder is not None and (checked := _checked(snapshot, column, [memory])) is not None:
         logits, [memory] = decoder.decode(checked, [memory])
         return logits, memory
-    logits, memory = snapshot.model(column, memory)
+    logits, memory = snapshot.model(column, snapshot.recognized(memory))
     return logits[:, -1].float(), snapshot.signed(memory)
 
 

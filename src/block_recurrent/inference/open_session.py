@@ -7,7 +7,7 @@ from pathlib import Path
 from block_recurrent.checkpoint import load_run, load_state
 from block_recurrent.inference.engine import Engine
 from block_recurrent.inference.session import Session
-from block_recurrent.runtime import pick_device
+from block_recurrent.runtime import pick_device, pick_dtype
 
 
 def session_of_run(
@@ -17,15 +17,18 @@ def session_of_run(
     weights: str = "float32",
     memory: str | Path | None = None,
     state: str | Path | None = None,
+    dtype: str = "auto",
 ) -> tuple[Session, tuple[str, ...]]:
     """A session of the run's model, new or from a memory file; and notes for the user.
 
-    state: a file of tuned initial states to start documents from.
+    state: a file of tuned initial states to start documents from. dtype: float32, bfloat16 or auto.
     """
-    loaded = load_run(run, checkpoint, pick_device(device))
+    place = pick_device(device)
+    computed_in = pick_dtype(dtype, place)
+    loaded = load_run(run, checkpoint, place)
     if state is not None:
         load_state(loaded.model, state)
-    engine = Engine(loaded.model, weights)
+    engine = Engine(loaded.model, weights, computed_in)
     name = f"{run}, step {loaded.checkpoint.step}{'' if weights == 'float32' else f', {weights}'}"
     name += f", state {Path(state).name}" if state else ""
     if memory is None:

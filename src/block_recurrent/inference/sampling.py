@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from block_recurrent.errors import ConfigError, InputError, did_you_mean
 
@@ -97,8 +98,7 @@ class Chooser:
         """logits (V,) of the next token; recent: the last tokens of the text, for the repetition penalty."""
         plain = logits.detach().to("cpu", torch.float64)
         log_sum = float(plain.logsumexp(-1))
-        if not math.isfinite(log_sum):
-            raise InputError("the model's logits are not finite: its weights are damaged or its training has diverged")
+        check_finite(log_sum)
         shaped = shape_logits(plain, recent, self.sampling, self.eos_token_id)
         if self.sampling.temperature == 0:
             token = int(shaped.argmax())
@@ -110,37 +110,42 @@ class Chooser:
         return Choice(token, float(plain[token]) - log_sum)
 
 
-def shape_logits(logits: Tensor, recent: Sequence[int], sampling: Sampling, eos_token_id: int) -> Tensor:
-    """The processed logits: penalty, temperature, top-k, top-p and min-p, in this order."""
+def check_finite(result: float) -> None:
+    """Raise an error unless what was computed from the logits is finite."""
+    if not math.isfinite(result):
+        raise InputError("the model's logits are not finite: its weights are damaged or its training has diverged")
+
+
+def shape_logits(logits: Tensor, recent: Sequence[int] | Tensor, sampling: Sampling, eos_token_id: int) -> Tensor:
+    """The processed logits (..., V): penalty, temperature, top-k, top-p and min-p, in this order."""
     logits = penalized(logits, recent, sampling.repetition_penalty)
     if not sampling.end_at_mark:
         logits = logits.clone()
-        logits[eos_token_id] = -torch.inf
+        logits[..., eos_token_id] = -torch.inf
     if sampling.temperature == 0:
         return logits
     logits = logits / sampling.temperature
-    if 0 < sampling.top_k < len(logits):
-        logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], -torch.inf)
+    if 0 < sampling.top_k < logits.shape[-1]:
+        logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[..., -1:], -torch.inf)
     if sampling.top_p < 1:
         ordered, order = logits.sort()
         # From the least likely up; the most likely token is always kept.
         out = ordered.softmax(-1).cumsum(-1) <= 1 - sampling.top_p
-        out[-1] = False
-        logits = logits.masked_fill(torch.zeros_like(out).scatter(0, order, out), -torch.inf)
+        out[..., -1] = False
+        logits = logits.masked_fill(torch.zeros_like(out).scatter(-1, order, out), -torch.inf)
     if sampling.min_p > 0:
-        logits = logits.masked_fill(logits < logits.max() + math.log(sampling.min_p), -torch.inf)
+        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(sampling.min_p), -torch.inf)
     return logits
 
 
-def penalized(scores: Tensor, recent: Sequence[int], penalty: float) -> Tensor:
-    """Scores (V,) after the repetition penalty on the tokens in `recent`, each counted once."""
-    if penalty == 1 or not recent:
+def penalized(scores: Tensor, recent: Sequence[int] | Tensor, penalty: float) -> Tensor:
+    """Scores (..., V) after the repetition penalty on the tokens in `recent` (..., n); the id V is no token."""
+    if penalty == 1 or len(recent) == 0:
         return scores
-    seen = torch.tensor(sorted(set(recent)))
-    theirs = scores[seen]
-    scores = scores.clone()
-    scores[seen] = torch.where(theirs < 0, theirs * penalty, theirs / penalty)
-    return scores
+    seen, scores = torch.as_tensor(recent, device=scores.device), F.pad(scores, (0, 1))
+    theirs = scores.gather(-1, seen)
+    # A token that occurs several times gets the same value each time.
+    return scores.scatter(-1, seen, torch.where(theirs < 0, theirs * penalty, theirs / penalty))[..., :-1]
 
 
 def check_max_tokens(max_tokens: Any) -> None:

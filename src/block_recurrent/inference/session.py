@@ -171,9 +171,14 @@ class Session:
     def _tokens(self, sampling: Sampling, max_tokens: int) -> Iterator[WrittenToken]:
         self.flush()
         writer = Writer(self.tokenizer, self.state, sampling, max_tokens)
+        writing = self.engine.writing([self.state], [sampling], self.tokenizer.eos_token_id)
         while writer.ended is None:
-            logits, memory = self.engine.decode([writer.state.pending], writer.state.memory)
-            written = writer.take(logits[0], memory)
+            if writing is not None:
+                [choice] = writing.step()
+                written = writer.accept(choice, writing.memory(0))
+            else:
+                logits, memory = self.engine.decode([writer.state.pending], writer.state.memory)
+                written = writer.take(logits[0], memory)
             self.state = writer.state
             yield written
 

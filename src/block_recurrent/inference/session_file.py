@@ -124,7 +124,7 @@ def load_session(path: Path, model: BlockRecurrentLM | Engine, tokenizer: Tokeni
             f"memory file '{path}' was made with tokenizer {file.tokenizer_hash[:SHORT]}, this one is "
             f"{tokenizer.sha256[:SHORT]}: a memory can be used only with the tokenizer that made it"
         )
-    session.state = replace(file.state, memory=file.state.memory.to(session.memory.device))
+    session.state = replace(file.state, memory=file.state.memory.to(session.memory.device, session.memory.dtype))
     return session
 
 

@@ -121,6 +121,11 @@ class Snapshot:
         """Mark a memory as made by these weights, by their hash: it outlives the snapshot and can be pickled."""
         return replace(memory, maker=None, fingerprint=self.fingerprint())
 
+    def recognized(self, memory: DocumentMemory) -> DocumentMemory:
+        """The memory for a call of the model, which would otherwise hash all weights to check who made it."""
+        made_by = getattr(memory, "fingerprint", None)
+        return memory.adopted_by(self.model) if made_by and made_by == self.fingerprint() else memory
+
     def model_layers(self) -> list[Layer]:
         return [cast(Layer, layer) for layer in self.model.layers]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from block_recurrent.data import Tokenizer
-from block_recurrent.inference.sampling import Chooser, Sampling
+from block_recurrent.inference.sampling import Choice, Chooser, Sampling
 from block_recurrent.inference.session_state import SessionState
 from block_recurrent.inference.text_stream import TextStream
 from block_recurrent.model.memory import DocumentMemory
@@ -46,12 +46,15 @@ class Writer:
         self._left = max_tokens
 
     def take(self, logits: Tensor, memory: DocumentMemory) -> WrittenToken:
-        """The next token, from the logits (V,) and the memory after the pending token.
+        """The next token, from the logits (V,) and the memory after the pending token."""
+        return self.accept(self._chooser.choose(logits, self.state.recent), memory)
+
+    def accept(self, choice: Choice, memory: DocumentMemory) -> WrittenToken:
+        """The next token, already chosen.
 
         The document mark ends the generation and is not fed: the state stays before its last token, so that the
         session can continue as if there had been no mark.
         """
-        choice = self._chooser.choose(logits, self.state.recent)
         if choice.token == self._tokenizer.eos_token_id:
             self.ended = MARK
             return WrittenToken(choice.token, choice.log_prob, self._stream.finish())

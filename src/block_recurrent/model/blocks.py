@@ -7,33 +7,11 @@ depends on block boundaries goes through `BlockGrid`; with whole blocks (trainin
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from block_recurrent.ops import on_device
-
-
-def slice_lanes(x: Tensor, starts: Sequence[int], length: int, dim: int) -> Tensor:
-    """From each lane b the `length` entries that begin at starts[b] along `dim`; zeros out of bounds."""
-    size = x.shape[dim]
-    if len(set(starts)) == 1:
-        start, end = starts[0], starts[0] + length
-        inside = x.narrow(dim, min(max(start, 0), size), max(min(end, size) - max(start, 0), 0))
-        if inside.shape[dim] == length:
-            return inside
-        before = min(max(-start, 0), length)
-        after = length - before - inside.shape[dim]
-        return F.pad(inside, (0, 0) * (x.ndim - 1 - dim) + (before, after))
-    index = on_device(starts, x.device)[:, None] + torch.arange(length, device=x.device)
-    shape = [x.shape[0]] + [1] * (x.ndim - 1)
-    shape[dim] = length
-    outside = ((index < 0) | (index >= size)).view(shape)
-    index = index.clamp(0, max(size - 1, 0)).view(shape).expand(*x.shape[:dim], length, *x.shape[dim + 1 :])
-    return x.gather(dim, index).masked_fill(outside, 0)
+from block_recurrent.ops import slice_lanes
 
 
 @dataclass(frozen=True)
@@ -82,11 +60,6 @@ class BlockGrid:
         cached = buffer.shape[2] - self.num_tokens
         starts = [cached - p - blocks_before * self.window for p in self.offsets]
         return slice_lanes(buffer, starts, (blocks_before + self.most_completed) * self.window, dim=2)
-
-    def newest(self, buffer: Tensor, count: int) -> Tensor:
-        """The last `count` real entries of each lane in a buffer (B, H, C + N, K)."""
-        cached = buffer.shape[2] - self.num_tokens
-        return slice_lanes(buffer, [cached + n - count for n in self.lengths], count, dim=2)
 
     def pieces(self) -> list[tuple[list[int], list[int]]]:
         """Divide the call at block boundaries: for each block, the first token and the number of tokens per lane."""

@@ -42,12 +42,18 @@ class RecurrentCell(nn.Module):
         assert projection is not None
         return StateWeights(self.norm.weight, self.state_ids, projection, torch.cat(scales))
 
-    def view(self, state: Tensor) -> StateView:
-        """Keys, values and queries of a state."""
-        return state_view(state, self.weights())
+    def view(self, state: Tensor, weights: StateWeights | None = None) -> StateView:
+        """Keys, values and queries of a state. `weights`: those of the cell, if known."""
+        return state_view(state, weights or self.weights())
 
     def scan(
-        self, state: Tensor | None, keys: Tensor, values: Tensor, grid: BlockGrid, view: StateView | None = None
+        self,
+        state: Tensor | None,
+        keys: Tensor,
+        values: Tensor,
+        grid: BlockGrid,
+        weights: StateWeights,
+        view: StateView | None = None,
     ) -> tuple[list[KeysValues], Tensor]:
         """Run over the blocks of a call: the only sequential part of the model.
 
@@ -56,7 +62,6 @@ class RecurrentCell(nn.Module):
         each lane completed.
         """
         assert state is not None
-        weights = self.weights()
         keys, values = (grid.keys_of_completed(x, blocks_before=1) for x in (keys, values))
         average = self.update.attention_gate.average() if type(self.update) is SkipUpdate else None
         read, states = state_scan(state, weights, self.update, average, keys, values, grid.most_completed, view)

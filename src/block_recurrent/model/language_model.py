@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import MemoryMismatchError
 from block_recurrent.model import checks
-from block_recurrent.model.blocks import BlockGrid, slice_lanes
+from block_recurrent.model.blocks import BlockGrid
 from block_recurrent.model.cell import RecurrentCell
 from block_recurrent.model.copying import start_copying
 from block_recurrent.model.layer import Layer, TokenWeights
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
 from block_recurrent.nn.linear import normal
 from block_recurrent.nn.norm import RMSNorm
-from block_recurrent.ops import StateView, cross_entropy, dropout, on_device
+from block_recurrent.ops import StateView, cross_entropy, on_device, slice_lanes
 from block_recurrent.ops.precision import product_dtype
 
 
@@ -79,7 +79,7 @@ class BlockRecurrentLM(nn.Module):
         memory, grid = self._enter(tokens, memory, starts, lengths)
         run = self._block_by_block if self.config.feedback else self._stack
         x, layers = run(self.embedding(tokens.long()), memory.layers, grid)
-        x = dropout(self.final_norm(x), self.config.dropout, self.training) / math.sqrt(self.config.d_model)
+        x = self.final_norm(x, self.config.dropout if self.training else 0.0) / math.sqrt(self.config.d_model)
         tokens_read = memory.tokens_read + torch.tensor(grid.lengths)
         return x, DocumentMemory(layers, tokens_read, self.config, maker=weakref.ref(self))
 
@@ -88,14 +88,13 @@ class BlockRecurrentLM(nn.Module):
         x: Tensor,
         memories: Sequence[LayerMemory],
         grid: BlockGrid,
-        weights: Sequence[TokenWeights | None] | None = None,
+        weights: Sequence[TokenWeights] | None = None,
     ) -> tuple[Tensor, Sequence[LayerMemory]]:
-        """All layers over all tokens of the call at once."""
+        """All layers over all tokens of the call at once. `weights`: those of each layer in block feedback."""
         after = []
-        views = self._feedback_views(memories)
-        for layer, memory, view, own in zip(
-            self.layers, memories, views, weights or [None] * len(self.layers), strict=True
-        ):
+        nothing = [None] * len(self.layers)
+        views = nothing if weights is None else self._feedback_views(memories, weights)
+        for layer, memory, view, own in zip(self.layers, memories, views, weights or nothing, strict=True):
             x, memory = layer(x, memory, grid, view, own)
             after.append(memory)
         return x, tuple(after)
@@ -104,24 +103,26 @@ class BlockRecurrentLM(nn.Module):
         self, x: Tensor, memories: Sequence[LayerMemory], grid: BlockGrid
     ) -> tuple[Tensor, Sequence[LayerMemory]]:
         """Block feedback (SPEC section 6): the whole stack on block 1, then on block 2; gradients flow between them."""
-        found, offsets, weights = [], grid.offsets, [cast(Layer, layer).weights() for layer in self.layers]
-        for first, lengths in grid.pieces():
+        found, offsets, pieces = [], grid.offsets, grid.pieces()
+        weights = zip(*(cast(Layer, layer).weights().for_blocks(len(pieces)) for layer in self.layers), strict=True)
+        for (first, lengths), own in zip(pieces, weights, strict=True):
             longest = max(lengths)
             piece = BlockGrid(grid.window, offsets, tuple(lengths), longest)
-            y, memories = self._stack(slice_lanes(x, first, longest, dim=1), memories, piece, weights)
+            y, memories = self._stack(slice_lanes(x, first, longest, dim=1), memories, piece, own)
             found.append((y, first, lengths))
             offsets = tuple((p + n) % grid.window for p, n in zip(offsets, lengths, strict=True))
         if len(set(grid.offsets)) == len(set(grid.lengths)) == 1 and grid.lengths[0] == x.shape[1]:
             return torch.cat([y for y, _, _ in found], dim=1), memories  # all lanes at the same position
         return sum((_place(*piece, x.shape[1]) for piece in found), torch.zeros_like(x)), memories
 
-    def _feedback_views(self, memories: Sequence[LayerMemory]) -> Sequence[StateView | None]:
+    def _feedback_views(
+        self, memories: Sequence[LayerMemory], weights: Sequence[TokenWeights]
+    ) -> Sequence[StateView | None]:
         """The state that each layer reads in block feedback: a recurrent layer its own, the others the highest one."""
-        if not self.config.feedback:
-            return [None] * len(memories)
-        own = {index: cell.view(state) for index, cell, state in self._cells(memories)}
-        highest = own[max(own)]
-        return [own.get(index, highest) for index in range(len(memories))]
+        own = {index: cell.view(state, weights[index].state) for index, cell, state in self._cells(memories)}
+        readers = [index if index in own else max(own) for index in range(len(memories))]
+        views = {index: iter(view.for_readers(readers.count(index))) for index, view in own.items()}
+        return [next(views[index]) for index in readers]
 
     def _cells(self, memories: Sequence[LayerMemory]) -> Iterator[tuple[int, RecurrentCell, Tensor]]:
         """Index, cell and current state of every recurrent layer."""

@@ -19,17 +19,21 @@ from block_recurrent.nn.position import PositionBias
 from block_recurrent.ops import (
     KeysValues,
     StateView,
+    StateWeights,
+    TokenHeads,
+    add_dropout,
     attend_each,
-    dropout,
+    fan_out,
     merge_heads,
+    residual_norm,
     split_heads,
-    unit_heads,
+    token_heads,
     window_attention,
 )
 
 
 class TokenWeights(NamedTuple):
-    """Weights of a layer for the input of attention, prepared once for all blocks of a call."""
+    """Weights of a layer, prepared once for all blocks of a call."""
 
     projection: Tensor | None
     """Maps to values, keys, queries and queries to the states; None if each map has a separate product."""
@@ -37,6 +41,18 @@ class TokenWeights(NamedTuple):
     """Scales of all heads but those of values, (.., 1, 1)."""
     bias: Tensor
     """(H, W), multiplied by the head's scale."""
+    attention_norm: Tensor
+    """(D,)"""
+    mlp_norm: Tensor
+    """(D,)"""
+    state: StateWeights | None
+    """Of the recurrent cell, if there is one."""
+
+    def for_blocks(self, count: int) -> list[TokenWeights]:
+        """The weights for each block. Gradients of large ones are added block by block, which takes less memory."""
+        small = ("scales", "bias", "attention_norm", "mlp_norm")
+        for_each = zip(*(fan_out(getattr(self, name), count) for name in small), strict=True)
+        return [self._replace(**dict(zip(small, own, strict=True))) for own in for_each]
 
 
 class Layer(nn.Module):
@@ -72,25 +88,24 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, LayerMemory]:
         """x (B, N, D) -> x, and the next memory of the layer. `view`: the state to read in block feedback."""
         weights = weights or self.weights()
-        queries, keys, values, state_queries = self._project_tokens(self._dropout(self.attention_norm(x)), weights)
-        # The cache has the dtype of its keys; the state has that of the weights.
-        keys = torch.cat([memory.keys.to(keys.dtype), keys], dim=2)
-        values = torch.cat([memory.values.to(values.dtype), values], dim=2)
+        x, h = residual_norm(x, weights.attention_norm, rate=self._dropout)
+        tokens = self._project_tokens(h, memory, grid, weights)
         fixed = 0 if memory.keys.requires_grad else memory.keys.shape[2]
-        attention = window_attention(queries, keys, values, weights.bias, self._attention_dropout, fixed_keys=fixed)
+        attention = window_attention(
+            tokens.queries, tokens.keys, tokens.values, weights.bias, self._attention_dropout, fixed_keys=fixed
+        )
         state, knn = memory.state, memory.knn
         if knn is not None:
-            attention, knn = self._search(attention, queries, keys, values, knn, grid)
+            attention, knn = self._search(attention, tokens, knn, grid)
         read = [] if view is None else [(view.keys, view.values)]
-        if self.cell is not None:
-            read, state = self.cell.scan(memory.state, keys, values, grid, view)
+        if self.cell is not None and weights.state is not None:
+            read, state = self.cell.scan(memory.state, tokens.keys, tokens.values, grid, weights.state, view)
         merged = merge_heads(attention)
         if read:
-            merged = torch.cat([merged, merge_heads(self._read_states(state_queries, read, grid))], dim=2)
-        x = x + self.project(merged)
-        x = x + self._dropout(self.mlp(self.mlp_norm(x)))
-        cached = memory.keys.shape[2]
-        return x, LayerMemory(grid.newest(keys, cached), grid.newest(values, cached), state, knn)
+            merged = torch.cat([merged, merge_heads(self._read_states(tokens.state_queries, read, grid))], dim=2)
+        x, h = residual_norm(x, weights.mlp_norm, self.project(merged))
+        x = add_dropout(x, self.mlp(h), self._dropout)
+        return x, LayerMemory(tokens.next_keys, tokens.next_values, state, knn)
 
     def weights(self) -> TokenWeights:
         """From the current parameters."""
@@ -98,7 +113,14 @@ class Layer(nn.Module):
         scales = [torch.ones_like(scale), scale]
         if self.state_scale is not None:
             scales.append(self.state_scale.abs())
-        return TokenWeights(joined(*self._maps()), torch.cat(scales).view(-1, 1, 1), self.bias(scale))
+        return TokenWeights(
+            projection=joined(*self._maps()),
+            scales=torch.cat(scales).view(-1, 1, 1),
+            bias=self.bias(scale),
+            attention_norm=self.attention_norm.weight,
+            mlp_norm=self.mlp_norm.weight,
+            state=None if self.cell is None else self.cell.weights(),
+        )
 
     def bias(self, scale: Tensor) -> Tensor:
         """(H, W): what is added to the logits of the W keys, the oldest first; `scale`: of the heads, not negative."""
@@ -110,12 +132,11 @@ class Layer(nn.Module):
         maps = [self.to_values, self.to_keys, self.to_queries, self.to_state_queries]
         return [map for map in maps if map is not None]
 
-    def _project_tokens(self, h: Tensor, weights: TokenWeights) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """(B, N, D) -> queries, keys, values and queries to the states, (B, H, N, K) each."""
+    def _project_tokens(self, h: Tensor, memory: LayerMemory, grid: BlockGrid, weights: TokenWeights) -> TokenHeads:
+        """(B, N, D) -> queries, and keys and values after those in memory, in the dtype of products."""
         maps = self._maps()
         heads = split_heads(apply_joined(h, weights.projection, *maps), len(maps) * self.config.num_heads)
-        values, keys, queries, *rest = unit_heads(heads, weights.scales)
-        return queries, keys, values, rest[0] if rest else None
+        return token_heads(heads, weights.scales, memory.values, memory.keys, grid.lengths)
 
     def _read_states(self, q: Tensor | None, read: list[KeysValues], grid: BlockGrid) -> Tensor:
         """Attention of each token to the state at the start of its block: (B, H, N, K)."""
@@ -126,23 +147,24 @@ class Layer(nn.Module):
         return grid.out_of_blocks(found.view(blocks.shape))
 
     def _search(
-        self, attention: Tensor, q: Tensor, keys: Tensor, values: Tensor, knn: KNNMemory, grid: BlockGrid
+        self, attention: Tensor, tokens: TokenHeads, knn: KNNMemory, grid: BlockGrid
     ) -> tuple[Tensor, KNNMemory]:
         """Mix in attention to the kNN memory. A block's queries use the memory before the block."""
         assert self.recall_mix is not None
         W = grid.window
-        new_keys, new_values = (grid.keys_of_completed(x, blocks_before=0) for x in (keys, values))
+        new_keys, new_values = (grid.keys_of_completed(x, blocks_before=0) for x in (tokens.keys, tokens.values))
         found = []
-        for block, q_block in enumerate(grid.into_blocks(q).unbind(2)):
-            # q carries the head's scale, which is not negative and so does not change which keys are nearest.
+        for block, q_block in enumerate(grid.into_blocks(tokens.queries).unbind(2)):
+            # Queries carry the head's scale, which is not negative and so does not change which keys are nearest.
             found.append(knn.attend(q_block, self.config.memory_neighbors))
             this = slice(block * W, (block + 1) * W)
             knn = knn.append(new_keys[:, :, this], new_values[:, :, this], [n > block for n in grid.completed])
         gate = self.recall_mix.sigmoid()[:, None, None].to(attention.dtype)
         return torch.lerp(attention, grid.out_of_blocks(torch.stack(found, dim=2)).to(attention.dtype), gate), knn
 
-    def _dropout(self, x: Tensor) -> Tensor:
-        return dropout(x, self.config.dropout, self.training)
+    @property
+    def _dropout(self) -> float:
+        return self.config.dropout if self.training else 0.0
 
     @property
     def _attention_dropout(self) -> float:

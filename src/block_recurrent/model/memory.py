@@ -72,8 +72,12 @@ class DocumentMemory:
         lanes: int,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        cache_dtype: torch.dtype | None = None,
     ) -> DocumentMemory:
-        """An empty memory. The model sets its learned initial state at the next call."""
+        """An empty memory. The model sets its learned initial state at the next call.
+
+        cache_dtype: the dtype of keys and values, if it is not that of the states.
+        """
         if not isinstance(lanes, int) or isinstance(lanes, bool) or lanes < 1:
             raise InputError(f"lanes is {lanes!r}: a memory has at least 1 lane")
         like = torch.empty(0, device=device, dtype=dtype)
@@ -85,8 +89,8 @@ class DocumentMemory:
             cached = 2 * W if recurrent else W
             layers.append(
                 LayerMemory(
-                    keys=like.new_zeros(lanes, H, cached, K),
-                    values=like.new_zeros(lanes, H, cached, K),
+                    keys=like.new_zeros(lanes, H, cached, K, dtype=cache_dtype),
+                    values=like.new_zeros(lanes, H, cached, K, dtype=cache_dtype),
                     state=like.new_zeros(lanes, config.num_states, config.d_model) if recurrent else None,
                     knn=KNNMemory.empty((lanes, H, config.memory_size, K), spare, like) if memorizing else None,
                 )

@@ -43,7 +43,10 @@ def save_memory(memory: DocumentMemory, path: Path, extra: dict[str, Any] | None
 
     extra: additional plain values for the header, returned by `load_memory_with_extra`.
     """
-    tensors = {name: x.detach().cpu().contiguous() for name, x in memory.named_tensors().items()}
+    named = memory.named_tensors()
+    # Caches may have a lower precision than states; a file has one dtype, the widest.
+    dtype = max((x.dtype for x in named.values()), key=lambda dtype: dtype.itemsize)
+    tensors = {name: x.detach().to("cpu", dtype).contiguous() for name, x in named.items()}
     header = {
         "version": VERSION,
         "config": memory.config.to_dict(),

@@ -15,5 +15,5 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = constant(width, value=1.0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight)
+    def forward(self, x: Tensor, dropout: float = 0.0) -> Tensor:
+        return rms_norm(x, self.weight, dropout)

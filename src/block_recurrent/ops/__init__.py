@@ -10,13 +10,23 @@ from block_recurrent.ops.attention import (
     attend_each,
     merge_heads,
     split_heads,
+    state_step,
     state_view,
     window_attention,
 )
 from block_recurrent.ops.dropout import dropout
 from block_recurrent.ops.knn import knn_attend
+from block_recurrent.ops.lanes import fan_out, slice_lanes
 from block_recurrent.ops.loss import CrossEntropy, cross_entropy
-from block_recurrent.ops.norm import rms_norm, unit_heads, unit_length
+from block_recurrent.ops.norm import (
+    TokenHeads,
+    add_dropout,
+    residual_norm,
+    rms_norm,
+    token_heads,
+    unit_heads,
+    unit_length,
+)
 from block_recurrent.ops.registry import backend
 from block_recurrent.ops.scan import Average, KeysValues, state_scan
 from block_recurrent.ops.transfer import on_device
@@ -27,18 +37,25 @@ __all__ = [
     "KeysValues",
     "StateView",
     "StateWeights",
+    "TokenHeads",
+    "add_dropout",
     "attend",
     "attend_each",
     "backend",
     "cross_entropy",
     "dropout",
+    "fan_out",
     "knn_attend",
     "merge_heads",
     "on_device",
+    "residual_norm",
     "rms_norm",
+    "slice_lanes",
     "split_heads",
     "state_scan",
+    "state_step",
     "state_view",
+    "token_heads",
     "unit_heads",
     "unit_length",
     "window_attention",

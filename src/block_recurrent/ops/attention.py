@@ -17,6 +17,7 @@ from block_recurrent.ops import registry
 from block_recurrent.ops.cpp.attention import cpp_attend, cpp_window_attention
 from block_recurrent.ops.cpp.states import cpp_state_step
 from block_recurrent.ops.dropout import dropout as drop
+from block_recurrent.ops.lanes import fan_out
 from block_recurrent.ops.norm import EPSILON, at_least_float32, rms_norm, unit_heads
 from block_recurrent.ops.precision import product_dtype
 from block_recurrent.ops.tiled import spread_over_tile, tiled_window_attention
@@ -106,6 +107,11 @@ class StateView(NamedTuple):
     values: Tensor
     self_queries: Tensor
     token_queries: Tensor
+
+    def for_readers(self, count: int) -> list[StateView]:
+        """The view for each layer that reads its keys and values."""
+        shown = zip(fan_out(self.keys, count), fan_out(self.values, count), strict=True)
+        return [self._replace(keys=keys, values=values) for keys, values in shown]
 
 
 class StateWeights(NamedTuple):

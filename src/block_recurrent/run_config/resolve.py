@@ -169,6 +169,7 @@ _FREE = {
         "compile",
         "checkpoint_activations",
         "parallel",
+        "keep_gathered",
         "save_every",
         "keep",
         "log_every",

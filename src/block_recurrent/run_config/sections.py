@@ -121,6 +121,9 @@ class TrainConfig(Section):
     """Whether to recompute activations in the backward pass instead of storing them: less memory, a third more time."""
     parallel: str = "ddp"
     """With more than one process: ddp (each has all weights) or fsdp (weights are sharded)."""
+    keep_gathered: bool = True
+    """With fsdp: whether weights that were gathered stay until the update, and are gathered once for it. If not, layers
+    are gathered again in every forward and backward pass: less memory, more traffic."""
     tensorboard: bool = True
     """Whether to log metrics to tensorboard/, if TensorBoard is installed."""
     wandb: str = ""

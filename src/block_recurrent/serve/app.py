@@ -34,13 +34,17 @@ TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/j
 ROOM_FOR_HEADERS = 1 << 20
 
 
-def load_model(run: str, checkpoint: str, device: str, weights: str) -> tuple[Model, tuple[str, ...]]:
+def load_model(
+    run: str, checkpoint: str, device: str, weights: str, dtype: str = "auto"
+) -> tuple[Model, tuple[str, ...]]:
     """Load the model of a run, named after its folder; and the notes of the run."""
-    from block_recurrent.runtime import pick_device
+    from block_recurrent.runtime import pick_device, pick_dtype
 
-    loaded = load_run(run, checkpoint, pick_device(device))
+    place = pick_device(device)
+    computed_in = pick_dtype(dtype, place)
+    loaded = load_run(run, checkpoint, place)
     name = f"{run}, step {loaded.checkpoint.step}{'' if weights == 'float32' else f', {weights}'}"
-    return (Path(run).resolve().name, name, Engine(loaded.model, weights), loaded.tokenizer), loaded.notes
+    return (Path(run).resolve().name, name, Engine(loaded.model, weights, computed_in), loaded.tokenizer), loaded.notes
 
 
 def make_app(

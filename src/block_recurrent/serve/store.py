@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from block_recurrent.errors import BlockRecurrentError, FileFormatError
 from block_recurrent.inference.memory_diff import difference
 from block_recurrent.inference.session_file import MemoryFile, load_session, read_memory_file, save_session
@@ -316,7 +318,9 @@ def _check_fits(state: SessionState, model: Served) -> None:
         tensors, wanted = mine.named_tensors(), theirs.named_tensors()
         fits = fits and tensors.keys() == wanted.keys()
         for name, x in tensors.items() if fits else ():
-            fits = fits and x.dtype == wanted[name].dtype and bool(x.isfinite().all())
+            # With --dtype bfloat16, caches are bfloat16.
+            dtypes = {wanted[name].dtype} | ({torch.bfloat16} if name != "state" else set())
+            fits = fits and x.dtype in dtypes and bool(x.isfinite().all())
             fits = fits and ("recall" in name or x.shape == wanted[name].shape)
     if not fits:
         raise FileFormatError("the memory file has values that are impossible for this model: it is damaged")

@@ -63,13 +63,16 @@ def estimated_memory(trainer: Trainer) -> dict[str, float]:
     weights = FLOAT32 * sum(p.numel() for p in model.parameters())
     states = [x for state in trainer.state.optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
     lanes = config.train.lanes // world
-    return {
+    rows = {
         "weights": weights / shards,
         "gradients": weights / shards,
         "optimizer": sum(x.numel() * x.element_size() for x in states) / shards,
         "memory of all lanes": lanes * cost_of(config.model).memory_bytes,
         "activations": activation_bytes(config, trainer.runtime, lanes // config.train.accumulate),
     }
+    if shards > 1 and (config.train.keep_gathered or config.model.feedback):
+        rows["gathered weights"] = weights / FLOAT32 * trainer.runtime.dtype.itemsize
+    return rows
 
 
 def activation_bytes(config: RunConfig, runtime: rt.Runtime, lanes: int) -> int:

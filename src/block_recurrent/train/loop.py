@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from block_recurrent import models
 from block_recurrent import runtime as rt
 from block_recurrent.accounting import cost_of
-from block_recurrent.checkpoint import INITIAL_STATE, Checkpoint, find_checkpoint, prune
+from block_recurrent.checkpoint import INITIAL_STATE, Checkpoint, find_checkpoint
 from block_recurrent.data import Corpus, LaneStream, Segment, SegmentStream, Tokenizer
 from block_recurrent.data.streams.repeats import Repeats
 from block_recurrent.errors import CheckpointError, ConfigError
@@ -156,13 +156,17 @@ class Trainer:
         self.gates = GateActivations(model)
         prepare_layers(model, config.train)
         self.module = SegmentsLoss(model).train()
-        distributed = distribute(self.module, config.train, runtime.world)
+        distributed = distribute(self.module, config.train, runtime)
         optimizer = make_optimizer(model, config.optimizer)
         groups = config.train.accumulate
         per_group = config.train.lanes // runtime.world // groups
-        memories = [DocumentMemory.empty(config.model, per_group, runtime.device) for _ in range(groups)]
+        # Caches have the dtype that calls give them, so that layers are compiled once.
+        memories = [
+            DocumentMemory.empty(config.model, per_group, runtime.device, cache_dtype=runtime.dtype)
+            for _ in range(groups)
+        ]
         self.state = TrainingState(runtime, model, optimizer, memories)
-        self.updater = Updater(config, runtime, model, distributed, optimizer)
+        self.updater = Updater(config, runtime, model, distributed, optimizer, self._watched)
         self._evaluated = False
         rt.seed(config.train.seed, runtime.rank + 1)  # dropout: different random numbers on every process
 
@@ -207,20 +211,21 @@ class Trainer:
         if self.counters.step >= self.last_step:
             reporter.say(f"nothing to do: the run is at step {self.counters.step}, and --steps is {self.last_step}")
             return True
-        with self.stream, stop_on_signal() as asked:
+        keep = self.config.train.keep
+        with self.stream, stop_on_signal() as asked, self.state.saving():
             while self.counters.step < self.last_step:
                 stop = self.one_step(reporter, asked.is_set()) or (self.runtime.world == 1 and asked.is_set())
                 is_last = self.counters.step >= self.last_step
                 if self._evaluates(is_last) and not self._evaluated:
-                    self.state.save(run, None)  # in case the first validation fails
+                    self.state.save(run, None, keep)  # in case the first validation fails
                 bits, is_best = self.evaluate(reporter, is_last)
                 if stop or is_last or is_best or _due(self.counters.step, self.config.train.save_every):
-                    path = self.state.save(run, bits)
-                    if self.runtime.is_main:
-                        prune(run, self.config.train.keep)
+                    path = self.state.save(run, bits, keep)
                 if stop and not is_last:
+                    self.state.wait_for_save()
                     reporter.say(f"stopped after step {self.counters.step}; saved to '{path}'")
                     return False
+            self.state.wait_for_save()
         reporter.say(f"done: {self.counters.step} steps; the run is in '{run}'")
         return True
 
@@ -232,6 +237,9 @@ class Trainer:
         memories = self.state.memories
         update, self.state.memories = self.updater.update(step, self.last_step, segments, memories, stop)
         return update
+
+    def _watched(self, memories: list[DocumentMemory]) -> dict[str, Tensor]:
+        return self.gates.take() | state_norms(memories)
 
     def one_step(self, reporter: Reporter, stop: bool) -> bool:
         """Run one update and log its metrics; returns whether any process was asked to stop."""
@@ -245,8 +253,6 @@ class Trainer:
         self.counters.step = step
         self.counters.tokens_seen += update.text_tokens
         self.counters.cursor = self.stream.state_dict()
-        watched = self.gates.take() | state_norms(self.state.memories)
-        values = torch.stack(list(watched.values())).tolist() if watched else []
         seconds = time.perf_counter() - began
         reporter.metrics(
             {
@@ -259,7 +265,7 @@ class Trainer:
                 "gradient_norm": update.gradient_norm,
                 "tokens_per_second": update.text_tokens / seconds,
                 "data_wait": waited / seconds,
-                **dict(zip(watched, values, strict=True)),
+                **update.watched,
                 **seen,
             }
         )

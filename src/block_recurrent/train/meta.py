@@ -27,7 +27,7 @@ _FREE = {
     *("empty_strided", "new_empty_strided", "lift_fresh", "_reshape_alias", "chunk", "narrow", "set_", "resize_"),
 }
 """Operators that launch no kernel."""
-_LAUNCHES = {"triton_attention_backward": 3, "triton_rms_backward": 2, "triton_unit_heads_backward": 2}
+_LAUNCHES = {"triton_attention_backward": 3, "triton_rms_backward": 2, "triton_heads_backward": 2}
 """Operators of this package that launch several kernels: a sum over programs is a separate one."""
 
 

@@ -5,6 +5,8 @@ sharded/                                    FSDP: both, by torch.distributed.che
 memory-00000-of-00002.safetensors           the memories of the lanes of rank 0
 random-00000-of-00002.safetensors           torch's random number generators on rank 0
 state.json                                  step, tokens seen, best validation, the data cursor, versions
+
+A thread writes and hashes it from copies on the CPU while training goes on.
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
@@ -31,9 +37,11 @@ from block_recurrent.checkpoint import (
     aside_of,
     check_fits,
     finish,
+    prune,
     read_sharded,
     read_weights,
     step_folder,
+    step_of,
     verify,
     write_tensors,
 )
@@ -68,19 +76,42 @@ class TrainingState:
     optimizer: torch.optim.Optimizer
     memories: list[DocumentMemory]  # one per group of lanes (gradient accumulation), in the order of lanes
     counters: Counters = field(default_factory=Counters)
+    _saving: Future[None] | None = None
 
-    def save(self, run: Path, validation_bits: float | None) -> Path:
-        """Write a checkpoint atomically. An error on one process is raised on all."""
-        path = step_folder(run, self.counters.step)
-        aside = aside_of(path)
-        self._together(path, lambda: _fresh_folder(aside) if self.runtime.is_main else None)
-        self._together(path, lambda: self._write(aside))
-        self._together(
-            path, lambda: finish(path, self.counters.step, validation_bits) if self.runtime.is_main else None
-        )
+    def __post_init__(self) -> None:
+        # The threads that write a checkpoint communicate while training does: in a group of their own, on CPUs.
+        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """The context of `save`: at its end, a checkpoint that was begun has been written."""
+        with ThreadPoolExecutor(1, "checkpoint") as self._thread:
+            yield
+
+    def save(self, run: Path, validation_bits: float | None, keep: int) -> Path:
+        """Begin to write a checkpoint: a thread writes it atomically, and then deletes all others but the newest `keep`
+        and the best. An error of the previous one, on any process, is raised on all."""
+        self.wait_for_save()
+        path, is_main = step_folder(run, self.counters.step), self.runtime.is_main
+        self._together(path, None, lambda: self._prepare(aside_of(path)))
+        write = self._snapshot(aside_of(path))
+
+        def work() -> None:
+            self._together(path, self._group, write)
+            self._together(path, self._group, lambda: finish(path, step_of(path), validation_bits) if is_main else None)
+            if is_main:
+                prune(run, keep)
+
+        self._saving = self._thread.submit(work)
         return path
 
-    def _together(self, path: Path, work: Any) -> None:
+    def wait_for_save(self) -> None:
+        """Wait until the checkpoint that was begun is complete; raises the error of a failed one."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def _together(self, path: Path, group: dist.ProcessGroup | None, work: Callable[[], None]) -> None:
         """Run a part of saving on every process; if it fails on any, clean up and raise the error on all."""
         problem = None
         try:
@@ -90,33 +121,54 @@ class TrainingState:
         except (OSError, CheckpointException) as error:
             reason = f"{getattr(error, 'strerror', None) or error}".replace("\n", " ")
             problem = f"{reason}; free some space, and rerun the same command to resume"
-        problems = [found for found in self.runtime.gather(problem) if found]
+        problems = [found for found in self.runtime.gather(problem, group) if found]
         if problems:
             if self.runtime.is_main:
                 shutil.rmtree(aside_of(path), ignore_errors=True)
             raise CheckpointError(
-                f"the checkpoint of step {self.counters.step} can't be written to '{path.parent}': {problems[0]} "
+                f"the checkpoint of step {step_of(path)} can't be written to '{path.parent}': {problems[0]} "
                 "(earlier checkpoints are intact)"
             )
 
-    def _write(self, aside: Path) -> None:
-        sharded = any(isinstance(p, DTensor) for p in self.model.parameters())
-        if sharded:
-            check_finite({name: _local(x) for name, x in self._all_tensors().items()})
-            dcp.save(self._all_tensors(), storage_writer=dcp.FileSystemWriter(aside / SHARDED), no_dist=False)
-        elif self.runtime.is_main:
-            write_tensors(aside / WEIGHTS, self.model.state_dict(), {"config": json.dumps(self.model.config.to_dict())})
-            write_tensors(aside / OPTIMIZER, self._optimizer_tensors())
-        suffix = _suffix(self.runtime.rank, self.runtime.world)
-        memory = self.memories[0] if len(self.memories) == 1 else DocumentMemory.cat(self.memories)
-        # The checkpoint identifies the model: hashing all weights would be slow, and is impossible for sharded ones.
-        replace(memory, maker=None, fingerprint=f"checkpoint of step {self.counters.step}").save(
-            aside / f"memory-{suffix}"
-        )
-        write_tensors(aside / f"random-{suffix}", rt.random_state(self.runtime.device))
+    def _prepare(self, aside: Path) -> None:
         if self.runtime.is_main:
-            state = asdict(self.counters) | {"facts": self.runtime.facts()}
-            (aside / STATE).write_text(json.dumps(state) + "\n")
+            _fresh_folder(aside)
+        if self._is_sharded:
+            check_finite({name: _local(x) for name, x in self._all_tensors().items()})
+
+    @property
+    def _is_sharded(self) -> bool:
+        return any(isinstance(p, DTensor) for p in self.model.parameters())
+
+    def _snapshot(self, aside: Path) -> Callable[[], None]:
+        """Copy everything that training changes; returns the function that writes the copies."""
+        is_main, suffix = self.runtime.is_main, _suffix(self.runtime.rank, self.runtime.world)
+        weights = optimizer = sharded = None
+        if self._is_sharded:
+            writer = dcp.FileSystemWriter(aside / SHARDED)
+            saved = dcp.async_save(self._all_tensors(), storage_writer=writer, process_group=self._group)
+            sharded = cast(Future[Any], saved)  # the other type is that of stagers with their own threads
+        elif is_main:
+            weights, optimizer = _copied(self.model.state_dict()), _copied(self._optimizer_tensors())
+        # A memory is never changed in place. The checkpoint identifies the model: hashing all weights would be slow,
+        # and is impossible for sharded ones.
+        memory = self.memories[0] if len(self.memories) == 1 else DocumentMemory.cat(self.memories)
+        memory = replace(memory, maker=None, fingerprint=f"checkpoint of step {self.counters.step}").to("cpu")
+        random = rt.random_state(self.runtime.device)
+        state = json.dumps(asdict(self.counters) | {"facts": self.runtime.facts()})
+
+        def write() -> None:
+            if sharded is not None:
+                sharded.result()
+            if weights is not None and optimizer is not None:
+                write_tensors(aside / WEIGHTS, weights, {"config": json.dumps(self.model.config.to_dict())})
+                write_tensors(aside / OPTIMIZER, optimizer)
+            memory.save(aside / f"memory-{suffix}")
+            write_tensors(aside / f"random-{suffix}", random)
+            if is_main:
+                (aside / STATE).write_text(state + "\n")
+
+        return write
 
     def load(self, path: Path, seed: int) -> list[str]:
         """Resume from a checkpoint; returns notes about what has changed."""
@@ -181,16 +233,14 @@ class TrainingState:
             _assign(x, stored[name])
 
     def _read_memory(self, path: Path, world: int) -> None:
-        lanes = sum(memory.lanes for memory in self.memories)
-        if world == self.runtime.world:
-            memory, first = DocumentMemory.load(path / f"memory-{_suffix(self.runtime.rank, world)}"), 0
-        else:
-            memory = DocumentMemory.cat(
-                [DocumentMemory.load(path / f"memory-{_suffix(r, world)}") for r in range(world)]
-            )
-            first = self.runtime.rank * lanes
-        memory = memory.adopted_by(self.model)
-        groups, size = len(self.memories), lanes // len(self.memories)
+        """The lanes of this process, from the files that contain them."""
+        groups, size = len(self.memories), self.memories[0].lanes
+        first = self.runtime.rank * groups * size
+        in_file = groups * size * self.runtime.world // world
+        files = range(first // in_file, -(-(first + groups * size) // in_file))
+        loaded = [DocumentMemory.load(path / f"memory-{_suffix(rank, world)}") for rank in files]
+        memory = (loaded[0] if len(loaded) == 1 else DocumentMemory.cat(loaded)).adopted_by(self.model)
+        first -= files[0] * in_file
         self.memories = [
             (memory if memory.lanes == size else memory.select(range(first + g * size, first + (g + 1) * size))).to(
                 self.runtime.device
@@ -226,6 +276,10 @@ def read_state(path: Path) -> dict[str, Any]:
     }
     door.check_schema(state, rules, STATE)
     return state
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x.detach().to("cpu", copy=True) for name, x in tensors.items()}
 
 
 def _local(x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ class Update(NamedTuple):
     gradient_norm: float
     stop: bool  # whether any process was asked to stop
     nats: NDArray[np.float32]  # (lanes, bptt * segment) the loss of each target of this process, masked or not
+    watched: dict[str, float]  # the values of `watch`
 
     @property
     def bits_per_token(self) -> float:
@@ -49,8 +50,10 @@ class Updater:
         model: BlockRecurrentLM,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
+        watch: Callable[[list[DocumentMemory]], dict[str, Tensor]] = lambda memories: {},
     ) -> None:
-        self.config, self.runtime = config, runtime
+        """`watch`: metrics of an update by name, given the memories after it."""
+        self.config, self.runtime, self.watch = config, runtime, watch
         self.model, self.module, self.optimizer = model, module, optimizer
         self.params = [p for p in model.parameters() if p.requires_grad]
 
@@ -68,20 +71,21 @@ class Updater:
         # The mean is over the tokens of all lanes of all processes.
         trained, text_tokens, stops = self.runtime.sums(mask.sum(), text.sum(), stop)
         losses = self._backward(segments, memories, trained)
+        memories = [loss.memory for loss in losses]
         # Everything that Python needs, in one copy: a single synchronization with the device.
-        total = torch.stack([loss.sum.detach() for loss in losses]).sum()
-        told = [torch.stack([total, gradient_norm(self.params)]), *(loss.per_token.flatten() for loss in losses)]
-        numbers = torch.cat(told).cpu().numpy()
-        nats, norm = numbers[2:].reshape(mask.shape), float(numbers[1])
-        text_nats, total_nats = self.runtime.sums(nats.sum(where=text, dtype=np.float64), float(numbers[0]))
+        total, watched = torch.stack([loss.sum.detach() for loss in losses]).sum(), self.watch(memories)
+        told = torch.stack([total, gradient_norm(self.params), *watched.values()])
+        numbers = torch.cat([told, *(loss.per_token.flatten() for loss in losses)]).cpu().numpy()
+        (total_nats, norm, *values), nats = numbers[: len(told)].tolist(), numbers[len(told) :].reshape(mask.shape)
+        text_nats, total_nats = self.runtime.sums(nats.sum(where=text, dtype=np.float64), total_nats)
         if not (math.isfinite(total_nats) and math.isfinite(text_nats)):
             self._stop_for_loss(step, nats.sum(1, where=mask, dtype=np.float64))
         if not math.isfinite(norm):
             self._stop_for_gradient(step)
         rate = learning_rate(self.config.schedule, step, last_step)
         self._apply(rate, norm)
-        done = Update(text_nats, int(text_tokens), rate, norm, stops > 0, nats)
-        return done, [loss.memory for loss in losses]
+        metrics = dict(zip(watched, values, strict=True))
+        return Update(text_nats, int(text_tokens), rate, norm, stops > 0, nats, metrics), memories
 
     def _backward(self, segments: Sequence[Segment], memories: list[DocumentMemory], count: float) -> list[Loss]:
         """Gradients of the mean loss, accumulated over groups of lanes."""
@@ -90,7 +94,7 @@ class Updater:
         for group, memory in enumerate(memories):
             lanes = slice(group * lanes_of_group, (group + 1) * lanes_of_group)
             is_last = group == len(memories) - 1
-            with nullcontext() if is_last else gradients_kept_local(self.module):
+            with nullcontext() if is_last else gradients_kept_local(self.module, self.config.train.keep_gathered):
                 with self.runtime.autocast():
                     loss: Loss = self.module(segments, memory, lanes)
                 # DDP and FSDP average gradients over processes; this needs the sum.

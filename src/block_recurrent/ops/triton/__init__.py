@@ -31,6 +31,21 @@ def interpreted() -> bool:
 
 
 INSTALLED = installed()
+LEVELS = 2**31
+"""The rate of dropout is rounded to a multiple of 1/LEVELS."""
+
+
+def draw_seed(rate: float) -> Tensor:
+    """The seed of a kernel's dropout, (1,), on the CPU: drawn without a kernel and without synchronization."""
+    if rate == 0:
+        return torch.zeros(1, dtype=torch.int64, device="cpu")
+    return torch.randint(2**62, (1,), device="cpu")
+
+
+def levels(rate: float) -> tuple[int, float]:
+    """The arguments of kernels for a rate of dropout: how many of LEVELS are dropped, and the scale of the rest."""
+    dropped = round(rate * LEVELS)
+    return dropped, LEVELS / (LEVELS - dropped)
 
 
 def launching(x: Tensor) -> AbstractContextManager[object]:

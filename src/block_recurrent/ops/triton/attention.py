@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 
 from block_recurrent.ops.cpp import once_differentiable, tokens_first, with_rows
-from block_recurrent.ops.triton import interpreted, launching
-
-LEVELS = 2**31
-"""The rate of dropout is rounded to a multiple of 1/LEVELS."""
+from block_recurrent.ops.triton import draw_seed, interpreted, launching, levels
 
 
 class Tiles(NamedTuple):
@@ -30,10 +27,9 @@ def triton_window_attention(
 
     The first `fixed_keys` keys and values get no gradient.
     """
-    # Drawn on the device, without synchronization; torch.compile can trace it.
-    seed = torch.randint(2**62 if dropout else 1, (1,), device=q.device)
     rows = (with_rows(x) for x in (q, k, v))
-    return torch.ops.brt.triton_attention(*rows, bias.float().contiguous(), seed, dropout, fixed_keys)[0]
+    bias = bias.float().contiguous()
+    return torch.ops.brt.triton_attention(*rows, bias, draw_seed(dropout), dropout, fixed_keys)[0]
 
 
 _TILES = {
@@ -75,11 +71,10 @@ def _launch(kernel: str, q: Tensor, window: int, dropout: float, arguments: tupl
     chosen = constants(kernel, q.shape[3], q.dtype, window, dropout)
     at_once = chosen.get("TILE") or chosen["KEYS" if kernel == "keys_backward" else "QUERIES"]
     grid = (-(-rows // at_once), q.shape[0] * q.shape[1])
-    dropped = round(dropout * LEVELS)
     with launching(q):
         from block_recurrent.ops.triton import attention_kernels as kernels
 
-        getattr(kernels, kernel)[grid](*arguments, dropped, LEVELS / (LEVELS - dropped), **chosen)
+        getattr(kernels, kernel)[grid](*arguments, *levels(dropout), **chosen)
 
 
 def _strides(*tensors: Tensor) -> tuple[tuple[int, ...], ...]:
@@ -105,7 +100,7 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:
     out, log_sums = _room(q)
     H, N = q.shape[1:3]
-    arguments = (q, k, v, bias, seed, out, log_sums, *_strides(q, k, v, out), H, N)
+    arguments = (q, k, v, bias, seed.item(), out, log_sums, *_strides(q, k, v, out), H, N)
     _launch("forward", q, bias.shape[1], dropout, arguments, N)
     return out, log_sums
 
@@ -133,7 +128,7 @@ def _attention_backward(
     tile = tiles_of("queries_backward", K, q.dtype).queries
     d_bias = bias.new_empty(B, H, -(-N // tile), W)  # of each tile of queries: summed in a fixed order
     deltas = torch.empty_like(log_sums)
-    inputs = (q, k, v, bias, seed)
+    inputs = (q, k, v, bias, seed.item())
     arguments = (*inputs, out, log_sums, d_out, dq, d_bias, deltas, *_strides(q, k, v, out, d_out, dq), H, N)
     _launch("queries_backward", q, W, dropout, arguments, N)
     arguments = (*inputs, log_sums, d_out, deltas, dk, dv, *_strides(q, k, v, d_out, dk, dv), H, N, fixed_keys)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from block_recurrent.ops.triton.random_kernels import kept, row_words
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 MINUS_INFINITY = tl.constexpr(float("-inf"))
 
@@ -46,28 +48,6 @@ def _dot(a, b, sums, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _row_keys(seed_pointer, pair, rows):
-    """Two random words for every query of a head: Philox, whose counter is the query and the head."""
-    seed = tl.load(seed_pointer)
-    zero = rows * 0
-    first, second, _, _ = tl.philox(seed, rows, zero + pair, zero, zero)
-    return first, second
-
-
-@triton.jit
-def _kept(first, second, distances, dropped):
-    """Which weights stay, from the words of their query and the distance of their key: two rounds of a 32-bit mixer.
-
-    Philox for every weight would take several times as long as the products.
-    """
-    x = (distances.to(tl.uint32) * 0x9E3779B9) ^ first
-    x = (x ^ (x >> 16)) * 0x7FEB352D
-    x = x ^ second
-    x = (x ^ (x >> 15)) * 0x846CA68B
-    return ((x ^ (x >> 16)) >> 1).to(tl.int32) >= dropped
-
-
-@triton.jit
 def _logits(products, bias_pointer, head, distances, W: tl.constexpr):
     """Products and bias, in units of log 2; minus infinity outside of the window."""
     seen = (distances >= 0) & (distances < W)
@@ -75,9 +55,9 @@ def _logits(products, bias_pointer, head, distances, W: tl.constexpr):
     return tl.where(seen, (products + bias) * LOG2_E, MINUS_INFINITY)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed"])
 def forward(
-    q_pointer, k_pointer, v_pointer, bias_pointer, seed_pointer, out_pointer, log_sums_pointer,
+    q_pointer, k_pointer, v_pointer, bias_pointer, seed, out_pointer, log_sums_pointer,
     q_strides, k_strides, v_strides, out_strides, H, N, dropped, keep_scale,
     W: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
@@ -92,7 +72,7 @@ def forward(
     sums = tl.zeros([QUERIES], tl.float32)
     out = tl.zeros([QUERIES, BLOCK_K], tl.float32)
     if DROPOUT:
-        first, second = _row_keys(seed_pointer, pair, rows)
+        first, second = row_words(seed, pair, rows)
     for ahead in range(0, QUERIES + W - 1, KEYS):
         columns = start + ahead + tl.arange(0, KEYS)
         k = _load(k_pointer, k_strides, lane, head, start + ahead, N + W, KEYS, K, BLOCK_K)
@@ -104,7 +84,7 @@ def forward(
         old = tl.exp2(largest - shift)
         sums = sums * old + tl.sum(weights, 1)
         if DROPOUT:
-            weights = tl.where(_kept(first[:, None], second[:, None], distances, dropped), weights, 0.0)
+            weights = tl.where(kept(first[:, None], second[:, None], distances, dropped), weights, 0.0)
         v = _load(v_pointer, v_strides, lane, head, start + ahead, N + W, KEYS, K, BLOCK_K)
         out = _dot(weights.to(v.dtype), v, out * old[:, None], PRECISION)
         largest = now
@@ -113,9 +93,9 @@ def forward(
     tl.store(log_sums_pointer + pair.to(tl.int64) * N + rows, largest + tl.log2(sums), mask=rows < N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed"])
 def queries_backward(
-    q_pointer, k_pointer, v_pointer, bias_pointer, seed_pointer, out_pointer, log_sums_pointer, d_out_pointer,
+    q_pointer, k_pointer, v_pointer, bias_pointer, seed, out_pointer, log_sums_pointer, d_out_pointer,
     dq_pointer, d_bias_pointer, deltas_pointer,
     q_strides, k_strides, v_strides, out_strides, d_out_strides, dq_strides, H, N, dropped, keep_scale,
     W: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, TILE: tl.constexpr,
@@ -145,7 +125,7 @@ def queries_backward(
     sheared_columns = (within[:, None] + within[None, :]) % TILE
     is_own = within[:, None] + within[None, :] < TILE
     if DROPOUT:
-        first, second = _row_keys(seed_pointer, pair, rows)
+        first, second = row_words(seed, pair, rows)
     for ahead in range(0, TILE + W - 1, TILE):
         columns = start + ahead + within
         k = _load(k_pointer, k_strides, lane, head, start + ahead, N + W, TILE, K, BLOCK_K)
@@ -155,8 +135,8 @@ def queries_backward(
         v = _load(v_pointer, v_strides, lane, head, start + ahead, N + W, TILE, K, BLOCK_K)
         d_weights = _dot(d_out, tl.trans(v), None, PRECISION)
         if DROPOUT:
-            kept = _kept(first[:, None], second[:, None], distances, dropped)
-            d_weights = tl.where(kept, d_weights * keep_scale, 0.0)
+            stay = kept(first[:, None], second[:, None], distances, dropped)
+            d_weights = tl.where(stay, d_weights * keep_scale, 0.0)
         d_logits = tl.where((rows < N)[:, None], weights * (d_weights - deltas[:, None]), 0.0)
         dq = _dot(d_logits.to(k.dtype), k, dq, PRECISION)
         sheared = tl.gather(d_logits, sheared_columns, 1)
@@ -170,9 +150,9 @@ def queries_backward(
     _store(dq_pointer, dq_strides, lane, head, start, N, dq, TILE, K, BLOCK_K)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed"])
 def keys_backward(
-    q_pointer, k_pointer, v_pointer, bias_pointer, seed_pointer, log_sums_pointer, d_out_pointer, deltas_pointer,
+    q_pointer, k_pointer, v_pointer, bias_pointer, seed, log_sums_pointer, d_out_pointer, deltas_pointer,
     dk_pointer, dv_pointer,
     q_strides, k_strides, v_strides, d_out_strides, dk_strides, dv_strides, H, N, fixed_keys, dropped, keep_scale,
     W: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
@@ -201,10 +181,10 @@ def keys_backward(
         d_weights = _dot(v, tl.trans(d_out), None, PRECISION)
         dropped_weights = weights
         if DROPOUT:
-            first, second = _row_keys(seed_pointer, pair, rows)
-            kept = _kept(first[None, :], second[None, :], distances, dropped)
-            dropped_weights = tl.where(kept, weights * keep_scale, 0.0)
-            d_weights = tl.where(kept, d_weights * keep_scale, 0.0)
+            first, second = row_words(seed, pair, rows)
+            stay = kept(first[None, :], second[None, :], distances, dropped)
+            dropped_weights = tl.where(stay, weights * keep_scale, 0.0)
+            d_weights = tl.where(stay, d_weights * keep_scale, 0.0)
         dv = _dot(dropped_weights.to(d_out.dtype), d_out, dv, PRECISION)
         d_logits = weights * (d_weights - deltas[None, :])
         dk = _dot(d_logits.to(q.dtype), q, dk, PRECISION)

@@ -8,132 +8,278 @@ import torch
 from torch import Tensor
 
 from block_recurrent.ops.cpp import once_differentiable, tokens_first, with_rows
-from block_recurrent.ops.triton import launching
+from block_recurrent.ops.triton import draw_seed, launching, levels
 
 PROGRAMS = 512
 """Programs of the backward pass of `rms`: four per multiprocessor of a large GPU. Each sums over its rows."""
-TOKENS = 16
-"""Tokens per program of `unit_heads`."""
+ROWS = 16
+"""Rows per program of `heads`."""
 
 
-def triton_rms_norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-    """As `norm.rms_norm`, with the result in `dtype`."""
-    return torch.ops.brt.triton_rms(x.contiguous(), weight, epsilon, dtype)
+def triton_rms_norm(
+    x: Tensor, added: Tensor | None, weight: Tensor, epsilon: float, dtype: torch.dtype, dropout: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """As `norm.residual_norm`, with the norm in `dtype`."""
+    added = None if added is None else added.contiguous()
+    return torch.ops.brt.triton_rms(x.contiguous(), added, weight, draw_seed(dropout), epsilon, dtype, dropout)
 
 
-def triton_unit_heads(heads: Tensor, scales: Tensor, epsilon: float) -> tuple[Tensor, ...]:
-    """As `norm.unit_heads`."""
-    H = heads.shape[1] - len(scales)
-    return torch.ops.brt.triton_unit_heads(with_rows(heads), scales.flatten(), epsilon).split(H, dim=1)
+def triton_add_dropout(x: Tensor, added: Tensor, dropout: float) -> Tensor:
+    """As `norm.add_dropout`."""
+    return torch.ops.brt.triton_add_dropout(x.contiguous(), added.contiguous(), draw_seed(dropout), dropout)
+
+
+def triton_heads(
+    heads: Tensor, scales: Tensor, values: Tensor | None, keys: Tensor | None, epsilon: float
+) -> tuple[Tensor, ...]:
+    """Values, keys, queries and other queries, as `norm.unit_heads`; the first two after cached ones, if there are
+    any: then also the next caches, of values and of keys."""
+    cached = (None if x is None else with_rows(x) for x in (values, keys))
+    return torch.ops.brt.triton_heads(with_rows(heads), scales.flatten(), *cached, epsilon)
 
 
 def _block(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def _warps(width: int) -> int:
-    return min(max(_block(width) // 256, 1), 16)
+def constants_of_rows(D: int) -> dict[str, Any]:
+    """What kernels of rows are compiled for."""
+    return {"D": D, "BLOCK_D": _block(D), "num_warps": min(max(_block(D) // 256, 1), 16)}
 
 
-torch.library.define("brt::triton_rms", "(Tensor x, Tensor weight, float epsilon, ScalarType dtype) -> Tensor")
+def constants_of_heads(K: int) -> dict[str, Any]:
+    """What kernels of heads are compiled for."""
+    return {"ROWS": ROWS, "K": K, "BLOCK_K": _block(K), "num_warps": 4}
+
+
+def _launch_rows(kernel: str, programs: int, arguments: tuple[Any, ...], like: Tensor, **flags: bool) -> None:
+    with launching(like):
+        from block_recurrent.ops.triton import norm_kernels
+
+        getattr(norm_kernels, kernel)[(programs,)](*arguments, **constants_of_rows(like.shape[-1]), **flags)
+
+
 torch.library.define(
-    "brt::triton_rms_backward", "(Tensor x, Tensor weight, float epsilon, Tensor dy) -> (Tensor, Tensor)"
+    "brt::triton_rms",
+    "(Tensor x, Tensor? added, Tensor weight, Tensor seed, float epsilon, ScalarType dtype, float dropout)"
+    " -> (Tensor, Tensor)",
+)
+torch.library.define(
+    "brt::triton_rms_backward",
+    "(Tensor x, Tensor weight, Tensor seed, float epsilon, float dropout, Tensor dy, Tensor? d_sum, ScalarType? added)"
+    " -> (Tensor, Tensor, Tensor)",
 )
 
 
 @torch.library.register_fake("brt::triton_rms")
-def _rms_room(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-    return torch.empty_like(x, dtype=dtype)
+def _rms_room(x: Tensor, added: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x, dtype=rest[3])
 
 
 @torch.library.impl("brt::triton_rms", ("CUDA", "CPU"))
-def _rms(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-    y, D = _rms_room(x, weight, epsilon, dtype), x.shape[-1]
-    with launching(x):
-        from block_recurrent.ops.triton import norm_kernels
-
-        rows = x.numel() // D
-        norm_kernels.rms[(rows,)](x, weight, y, epsilon, D=D, BLOCK_D=_block(D), num_warps=_warps(D))
-    return y
+def _rms(
+    x: Tensor, added: Tensor | None, weight: Tensor, seed: Tensor, epsilon: float, dtype: torch.dtype, dropout: float
+) -> tuple[Tensor, Tensor]:
+    total, y = _rms_room(x, added, weight, seed, epsilon, dtype)
+    arguments = (x, x if added is None else added, weight, total, y, seed.item(), epsilon, *levels(dropout))
+    rows = x.numel() // x.shape[-1]
+    _launch_rows("rms", rows, arguments, x, ADDED=added is not None, DROPOUT=dropout > 0)
+    return total, y
 
 
 @torch.library.register_fake("brt::triton_rms_backward")
-def _rms_backward_room(x: Tensor, weight: Tensor, epsilon: float, dy: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(weight)
+def _rms_backward_room(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    added = rest[-1]
+    return (
+        torch.empty_like(x),
+        x.new_empty(0) if added is None else torch.empty_like(x, dtype=added),
+        torch.empty_like(weight),
+    )
 
 
 @torch.library.impl("brt::triton_rms_backward", ("CUDA", "CPU"))
-def _rms_backward(x: Tensor, weight: Tensor, epsilon: float, dy: Tensor) -> tuple[Tensor, Tensor]:
+def _rms_backward(
+    x: Tensor,
+    weight: Tensor,
+    seed: Tensor,
+    epsilon: float,
+    dropout: float,
+    dy: Tensor,
+    d_sum: Tensor | None,
+    added: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     D = x.shape[-1]
     rows = x.numel() // D
     at_once = -(-rows // PROGRAMS)
     programs = -(-rows // at_once)
-    dx, d_weight = torch.empty_like(x), x.new_empty(programs, D, dtype=torch.float32)
-    with launching(x):
-        from block_recurrent.ops.triton import norm_kernels
-
-        norm_kernels.rms_backward[(programs,)](
-            *(x, weight, dy, dx, d_weight, epsilon, rows, at_once), D=D, BLOCK_D=_block(D), num_warps=_warps(D)
-        )
-    return dx, d_weight.sum(0).to(weight.dtype)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-    ctx.epsilon = inputs[2]
+    dx, d_added, _ = _rms_backward_room(x, weight, added)
+    d_weight = x.new_empty(programs, D, dtype=torch.float32)
+    gradients = (dy, dy if d_sum is None else d_sum, dx, d_added, d_weight)
+    arguments = (x, weight, *gradients, seed.item(), epsilon, *levels(dropout), rows, at_once)
+    flags = {"SUM": d_sum is not None, "ADDED": added is not None, "DROPOUT": dropout > 0}
+    _launch_rows("rms_backward", programs, arguments, x, **flags)
+    return dx, d_added, d_weight.sum(0).to(weight.dtype)
 
 
-def _rms_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    return *torch.ops.brt.triton_rms_backward(*ctx.saved_tensors, ctx.epsilon, dy.contiguous()), None, None
+def _save_rms(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, added, weight, seed, epsilon, _, dropout = inputs
+    ctx.save_for_backward(output[0], weight, seed)
+    ctx.constants, ctx.added = (epsilon, dropout), None if added is None else added.dtype
+    ctx.set_materialize_grads(False)
 
 
-torch.library.register_autograd("brt::triton_rms", _rms_gradients, setup_context=_save)
+def _rms_gradients(ctx: Any, d_sum: Tensor | None, dy: Tensor | None) -> tuple[Tensor | None, ...]:
+    x, weight, seed = ctx.saved_tensors
+    dy = torch.zeros_like(x) if dy is None else dy.contiguous()
+    d_sum = None if d_sum is None else d_sum.contiguous()
+    dx, d_added, d_weight = torch.ops.brt.triton_rms_backward(x, weight, seed, *ctx.constants, dy, d_sum, ctx.added)
+    return dx, None if ctx.added is None else d_added, d_weight, None, None, None, None
 
-torch.library.define("brt::triton_unit_heads", "(Tensor heads, Tensor scales, float epsilon) -> Tensor")
+
+torch.library.register_autograd("brt::triton_rms", _rms_gradients, setup_context=_save_rms)
+
+torch.library.define("brt::triton_add_dropout", "(Tensor x, Tensor added, Tensor seed, float dropout) -> Tensor")
 torch.library.define(
-    "brt::triton_unit_heads_backward", "(Tensor heads, Tensor scales, float epsilon, Tensor dy) -> (Tensor, Tensor)"
+    "brt::triton_dropout_backward", "(Tensor d_out, Tensor seed, float dropout, ScalarType dtype) -> Tensor"
 )
-torch.library.register_fake("brt::triton_unit_heads")(lambda heads, *_: tokens_first(heads))
+torch.library.register_fake("brt::triton_add_dropout")(lambda x, *_: torch.empty_like(x))
+torch.library.register_fake("brt::triton_dropout_backward")(
+    lambda d_out, seed, dropout, dtype: torch.empty_like(d_out, dtype=dtype)
+)
 
 
-def _launch_heads(kernel: str, pointers: tuple[Tensor, ...], strided: tuple[Tensor, ...], epsilon: float) -> None:
-    from block_recurrent.ops.triton import norm_kernels
+@torch.library.impl("brt::triton_add_dropout", ("CUDA", "CPU"))
+def _add_dropout(x: Tensor, added: Tensor, seed: Tensor, dropout: float) -> Tensor:
+    out = torch.empty_like(x)
+    rows = x.numel() // x.shape[-1]
+    _launch_rows("add_dropout", rows, (x, added, out, seed.item(), *levels(dropout)), x, ADD=True)
+    return out
 
+
+@torch.library.impl("brt::triton_dropout_backward", ("CUDA", "CPU"))
+def _dropout_backward(d_out: Tensor, seed: Tensor, dropout: float, dtype: torch.dtype) -> Tensor:
+    d_added = torch.empty_like(d_out, dtype=dtype)
+    rows = d_out.numel() // d_out.shape[-1]
+    _launch_rows("add_dropout", rows, (d_out, d_out, d_added, seed.item(), *levels(dropout)), d_out, ADD=False)
+    return d_added
+
+
+def _save_dropout(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, added, seed, ctx.dropout = inputs
+    ctx.save_for_backward(seed)
+    ctx.dtype = added.dtype
+
+
+def _dropout_gradients(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+    d_added = torch.ops.brt.triton_dropout_backward(d_out.contiguous(), *ctx.saved_tensors, ctx.dropout, ctx.dtype)
+    return d_out, d_added, None, None
+
+
+torch.library.register_autograd("brt::triton_add_dropout", _dropout_gradients, setup_context=_save_dropout)
+
+torch.library.define(
+    "brt::triton_heads",
+    "(Tensor heads, Tensor scales, Tensor? old_values, Tensor? old_keys, float epsilon)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+torch.library.define(
+    "brt::triton_heads_backward",
+    "(Tensor heads, Tensor scales, float epsilon, int cached, ScalarType? old,"
+    " Tensor d_values, Tensor d_keys, Tensor d_queries, Tensor? d_others, Tensor? d_next_values, Tensor? d_next_keys)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+@torch.library.register_fake("brt::triton_heads")
+def _heads_room(
+    heads: Tensor, scales: Tensor, old_values: Tensor | None, old_keys: Tensor | None, epsilon: float
+) -> tuple[Tensor, ...]:
+    B, _, N, K = heads.shape
+    H, C = heads.shape[1] - len(scales), _cached(old_values)
+    values, keys = (heads.new_empty(B, H, C + N, K) if C else tokens_first(heads[:, :H]) for _ in range(2))
+    others = heads.new_empty(0) if heads.shape[1] == 3 * H else tokens_first(heads[:, :H])
+    next_values, next_keys = (heads.new_empty(B, H, C, K) for _ in range(2))
+    return values, keys, tokens_first(heads[:, :H]), others, next_values, next_keys
+
+
+def _cached(old: Tensor | None) -> int:
+    return 0 if old is None else old.shape[2]
+
+
+def _strided(*tensors: Tensor) -> tuple[tuple[int, ...], ...]:
+    return tuple(x.stride()[:3] if x.ndim == 4 else (0, 0, 0) for x in tensors)
+
+
+def _launch_heads(
+    kernel: str, pointers: tuple[Tensor, ...], strided: tuple[Tensor, ...], epsilon: float, C: int, **flags: bool
+) -> None:
     heads, scales = pointers[:2]
     B, count, N, K = heads.shape
-    grid = (-(-B * N // TOKENS), count)
-    strides = (x.stride()[:3] for x in strided)
-    getattr(norm_kernels, kernel)[grid](
-        *(*pointers, *strides, epsilon, B * N, N, count - len(scales)), TOKENS=TOKENS, K=K, BLOCK_K=_block(K)
+    grid = (-(-B * (C + N) // ROWS), count)
+    numbers = (epsilon, B * (C + N), C, N, count - len(scales))
+    with launching(heads):
+        from block_recurrent.ops.triton import norm_kernels
+
+        getattr(norm_kernels, kernel)[grid](*pointers, *_strided(*strided), *numbers, **constants_of_heads(K), **flags)
+
+
+@torch.library.impl("brt::triton_heads", ("CUDA", "CPU"))
+def _heads(
+    heads: Tensor, scales: Tensor, old_values: Tensor | None, old_keys: Tensor | None, epsilon: float
+) -> tuple[Tensor, ...]:
+    made = _heads_room(heads, scales, old_values, old_keys, epsilon)
+    cached = (heads if old_values is None else old_values, heads if old_keys is None else old_keys)
+    _launch_heads("heads", (heads, scales, *cached, *made), (heads, *cached, *made), epsilon, _cached(old_values))
+    return made
+
+
+@torch.library.register_fake("brt::triton_heads_backward")
+def _heads_backward_room(
+    heads: Tensor, scales: Tensor, epsilon: float, cached: int, old: torch.dtype | None, *rest: Any
+) -> tuple[Tensor, ...]:
+    shape = (heads.shape[0], heads.shape[1] - len(scales), cached if old else 0, heads.shape[3])
+    d_old = (heads.new_empty(shape, dtype=old) for _ in range(2))
+    return tokens_first(heads), torch.empty_like(scales), *d_old
+
+
+@torch.library.impl("brt::triton_heads_backward", ("CUDA", "CPU"))
+def _heads_backward(
+    heads: Tensor, scales: Tensor, epsilon: float, cached: int, old: torch.dtype | None, *gradients: Tensor | None
+) -> tuple[Tensor, ...]:
+    dx, _, *d_old = _heads_backward_room(heads, scales, epsilon, cached, old)
+    programs = -(-heads.shape[0] * (cached + heads.shape[2]) // ROWS)
+    d_scales = scales.new_empty(programs, len(scales), dtype=torch.float32)
+    given = tuple(heads if x is None else x for x in gradients)
+    pointers = (heads, scales, *given, dx, d_scales, *d_old)
+    flags = {"NEXT": gradients[-1] is not None, "OLD": old is not None}
+    _launch_heads("heads_backward", pointers, (heads, *given, dx, *d_old), epsilon, cached, **flags)
+    return dx, d_scales.sum(0).to(scales.dtype), *d_old
+
+
+def _save_heads(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    heads, scales, old_values, _, ctx.epsilon = inputs
+    ctx.save_for_backward(heads, scales)
+    ctx.cached, ctx.old = _cached(old_values), None if old_values is None else old_values.dtype
+    ctx.shapes = [x.shape for x in output]
+    ctx.set_materialize_grads(False)
+
+
+def _heads_gradients(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    heads, scales = ctx.saved_tensors
+    given = [None if x is None else with_rows(x) for x in gradients]
+    # Missing gradients become zeros, except those of the next caches, which most training steps don't have.
+    unused = {3} if given[3] is None and not ctx.shapes[3].numel() else set()
+    unused |= {4, 5} if given[4] is given[5] is None else set()
+    given = [
+        heads.new_zeros(shape) if x is None and place not in unused else x
+        for place, (x, shape) in enumerate(zip(given, ctx.shapes, strict=True))
+    ]
+    old = ctx.old if ctx.needs_input_grad[2] or ctx.needs_input_grad[3] else None
+    dx, d_scales, d_values, d_keys = torch.ops.brt.triton_heads_backward(
+        heads, scales, ctx.epsilon, ctx.cached, old, *given
     )
+    return dx, d_scales, d_values if old else None, d_keys if old else None, None
 
 
-@torch.library.impl("brt::triton_unit_heads", ("CUDA", "CPU"))
-def _unit_heads(heads: Tensor, scales: Tensor, epsilon: float) -> Tensor:
-    y = tokens_first(heads)
-    with launching(heads):
-        _launch_heads("unit_heads", (heads, scales, y), (heads, y), epsilon)
-    return y
-
-
-@torch.library.register_fake("brt::triton_unit_heads_backward")
-def _unit_heads_backward_room(heads: Tensor, scales: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return tokens_first(heads), torch.empty_like(scales)
-
-
-@torch.library.impl("brt::triton_unit_heads_backward", ("CUDA", "CPU"))
-def _unit_heads_backward(heads: Tensor, scales: Tensor, epsilon: float, dy: Tensor) -> tuple[Tensor, Tensor]:
-    dx = tokens_first(heads)
-    tokens = heads.shape[0] * heads.shape[2]
-    d_scales = scales.new_empty(-(-tokens // TOKENS), len(scales), dtype=torch.float32)
-    with launching(heads):
-        _launch_heads("unit_heads_backward", (heads, scales, dy, dx, d_scales), (heads, dy, dx), epsilon)
-    return dx, d_scales.sum(0).to(scales.dtype)
-
-
-def _unit_heads_gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    return *torch.ops.brt.triton_unit_heads_backward(*ctx.saved_tensors, ctx.epsilon, with_rows(dy)), None
-
-
-torch.library.register_autograd("brt::triton_unit_heads", _unit_heads_gradients, setup_context=_save)
-once_differentiable("brt::triton_rms_backward", "brt::triton_unit_heads_backward")
+torch.library.register_autograd("brt::triton_heads", _heads_gradients, setup_context=_save_heads)
+once_differentiable("brt::triton_rms_backward", "brt::triton_dropout_backward", "brt::triton_heads_backward")
