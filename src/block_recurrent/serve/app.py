@@ -46,7 +46,7 @@ def load_model(run: str, checkpoint: str, device: str, weights: str) -> tuple[Mo
 def make_app(
     models: Sequence[Model], folder: Path, limits: Limits, key: str | None = None, host: str = LOOPBACK[0]
 ) -> FastAPI:
-    """The application that serves these models, with memories in a folder."""
+    """The application that serves these models, with memories in a folder; run it while its store is opened."""
     ids = [model[0] for model in models]
     if len(set(ids)) < len(ids):
         raise ConfigError(f"two models have the same name ({', '.join(ids)}): rename a folder")
@@ -54,15 +54,14 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with server.store.opened():
-            for id, name, engine, tokenizer in models:
-                scheduler = Scheduler(engine, limits.lanes)
-                scheduler.start()
-                server.models[id] = Served(id, name, engine, tokenizer, scheduler, int(time.time()))
-            yield
-            for model in server.models.values():
-                model.scheduler.stop()
-                await asyncio.to_thread(model.scheduler.join)
+        for id, name, engine, tokenizer in models:
+            scheduler = Scheduler(engine, limits.lanes)
+            scheduler.start()
+            server.models[id] = Served(id, name, engine, tokenizer, scheduler, int(time.time()))
+        yield
+        for model in server.models.values():
+            model.scheduler.stop()
+            await asyncio.to_thread(model.scheduler.join)
 
     app = FastAPI(
         title="block-recurrent",
