@@ -49,6 +49,12 @@ class CheckpointError(BlockRecurrentError):
     exit_code = FAILURE
 
 
+class NotFoundError(FileFormatError, CheckpointError):
+    """A file, a run or a checkpoint that does not exist."""
+
+    exit_code = USAGE
+
+
 class TrainingError(BlockRecurrentError):
     """Training that can't start, or can't continue."""
 

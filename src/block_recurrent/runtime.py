@@ -178,8 +178,8 @@ def _check_bfloat16_on_cpu() -> None:
 
 
 def seed(seed: int, rank: int = 0) -> None:
-    """Seed torch's random number generators, differently on each rank (dropout must differ)."""
-    torch.manual_seed(seed * 1_000_003 + rank)
+    """Seed torch's random number generators, differently on each rank (dropout must differ); any seed is valid."""
+    torch.manual_seed((seed * 1_000_003 + rank) % 2**63)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

@@ -18,7 +18,6 @@ from block_recurrent.data import Tokenizer, load_tokenizer
 from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
 from block_recurrent.errors import DataError, InputError
 from block_recurrent.hub.harness import BlockRecurrentHarness, evaluate
-from block_recurrent.hub.harness import main as harness_main
 
 BOOKS = {
     "a.txt": "The sea {{was}} calm.\r\n  And the captain slept, naïve and {% old %}. " * 30,
@@ -78,7 +77,7 @@ def test_their_number_is_that_of_brt_eval(
     assert main(["eval", str(run), *arguments]) == 0
     ours = json.loads((tmp_path / "scores.json").read_text())
     capsys.readouterr()
-    assert harness_main([str(run), "--books", str(books), "--batch-size", "2"]) == 0
+    assert main(["harness", str(run), "--books", str(books), "--batch-size", "2"]) == 0
     theirs = json.loads(capsys.readouterr().out)["books"]
     assert theirs["bits_per_byte,none"] == pytest.approx(ours["bits_per_byte"], rel=1e-5)
     # Of an untrained model it is a huge number; its logarithm is what can be compared.
@@ -125,10 +124,17 @@ def test_generation_stops_where_the_task_says(make_reader: Callable, byte_tokeni
 
 def test_mistakes_are_said(make_reader: Callable, make_run: Callable, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
     run = make_run(make_reader())
-    assert harness_main([str(run)]) == 2
-    assert "nothing to do" in capsys.readouterr().err
-    assert harness_main([str(tmp_path / "none"), "--books", str(tmp_path)]) == 2
-    assert "is not a run" in capsys.readouterr().err
+    for arguments, why in (
+        ([run], "nothing to do"),
+        ([run, "--books", tmp_path / "none"], "does not exist"),
+        ([run, "--books", tmp_path, "--limit", "0"], "must be at least 1"),
+        ([tmp_path / "none", "--books", tmp_path], "is not a run"),
+        ([run, "--tasks", "lambada_openia"], "did you mean 'lambada_openai'?"),
+    ):
+        assert main(["harness", *map(str, arguments)]) == 2
+        error = capsys.readouterr().err
+        assert why in error
+        assert error.count("\n") == 1
     lm = BlockRecurrentHarness(str(run))
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="has no text to score"):

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer, pipe
 from block_recurrent import Session
 from block_recurrent.cli.main import main
 from block_recurrent.data import Tokenizer
-from block_recurrent.errors import FAILURE, USAGE, BlockRecurrentError, InputError, MemoryMismatchError
+from block_recurrent.errors import USAGE, BlockRecurrentError, InputError, MemoryMismatchError
 from block_recurrent.hub import register
 from block_recurrent.hub.cache import BlockRecurrentCache
 from block_recurrent.presets import SYSTEMS
@@ -323,8 +323,8 @@ def test_the_command(
     }
     for code, arguments, message in (
         (USAGE, [str(run), str(tmp_path / "hf")], "exists: choose another folder"),
-        (USAGE, [str(run)], "no output given"),
-        (FAILURE, [str(tmp_path / "nothing"), str(tmp_path / "b")], "is not a run"),
+        (USAGE, [str(run)], "give one output"),
+        (USAGE, [str(tmp_path / "nothing"), str(tmp_path / "b")], "is not a run"),
     ):
         assert main(["export", *arguments]) == code
         assert message in capsys.readouterr().err

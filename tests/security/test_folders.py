@@ -144,6 +144,38 @@ def test_there_is_a_checkpoint_before_the_first_validation(files, monkeypatch, c
     assert found.step == 1
     monkeypatch.undo()
     assert main(arguments) == 0
+    assert [(line["step"], line["split"]) for line in read_metrics(files / RUN)] == _LINES
+
+
+_LINES = [(1, "train"), (1, "validation"), (2, "train"), (2, "validation")]
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_run_killed_at_a_validation_makes_it_again(files, step, is_written, monkeypatch):
+    """Between the checkpoint before it and the one after it, with and without the line of metrics."""
+    from block_recurrent.train.state import TrainingState
+
+    save = TrainingState.save
+
+    def killed(self, run, bits):
+        if self.counters.step == step and is_written == (bits is not None):
+            if not is_written:
+                save(self, run, bits)
+            raise CheckpointError("killed")
+        return save(self, run, bits)
+
+    shutil.rmtree(files / RUN)
+    arguments = [*train_arguments(files, RUN), "--set", "train.save_every=0", "--set", "eval.every=1"]
+    assert main([*arguments, "--steps", "1"] if step == 2 else ["presets"]) == 0  # resumed, it saves before validating
+    monkeypatch.setattr(TrainingState, "save", killed)
+    assert main(arguments) == 1
+    monkeypatch.undo()
+    assert main(arguments) == 0
+    assert [(line["step"], line["split"]) for line in read_metrics(files / RUN)] == _LINES
+    found, _ = find_checkpoint(files / RUN, "best")
+    assert found is not None
+    assert found.validation_bits == min(line["bits_per_token"] for line in read_metrics(files / RUN)[1::2])
 
 
 def test_an_edited_configuration_is_found_and_named(files, capsys):

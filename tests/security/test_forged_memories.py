@@ -11,6 +11,7 @@ import torch
 from block_recurrent.cli.main import main
 from block_recurrent.errors import FileFormatError
 from block_recurrent.inference.session_file import read_memory_file
+from block_recurrent.inference.trail import FOLDER, collect, places_of
 from tests.security.made import forge_memory
 
 REC, MEMORIZING = "rec-fixed-skip", "memorizing"
@@ -102,6 +103,29 @@ def test_an_unchanged_one_is_accepted(made, tmp_path):
     for system in (REC, MEMORIZING):
         forged = forge_memory(made / f"{system}.memory", tmp_path / "same.memory", lambda header, tensors: None)
         assert read_memory_file(forged).tokens == read_memory_file(made / f"{system}.memory").tokens
+
+
+@pytest.mark.parametrize("trail", [3, [[1]], [["a", "b", None]], [[float("inf"), "b", None]], [[1, "../x", None]]])
+def test_a_trail_that_is_none_is_refused_in_one_line(trail, made, tmp_path, capsys):
+    change = _extra(notes={"trail": trail})
+    forged = forge_memory(made / f"{REC}.memory", tmp_path / "forged.memory", change)
+    assert main(["memory", "rewind", str(forged), "--to", "1", "--overwrite"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("brt: error: ")
+    assert error.count("\n") == 1
+
+
+def test_the_checkpoints_of_a_damaged_memory_are_kept(made, tmp_path):
+    arguments = ["read", str(made / REC), str(made / "text.txt"), "--trail", "1", "--trail-every", "1"]
+    for name in ("a.memory", "b.memory"):
+        assert main([*arguments, "--memory", str(tmp_path / name)]) == 0
+    (place,) = places_of(tmp_path / "b.memory")
+    (tmp_path / "a.memory").write_bytes((tmp_path / "a.memory").read_bytes()[:100])
+    collect(tmp_path)
+    assert len(list((tmp_path / FOLDER).iterdir())) == 2
+    (tmp_path / "a.memory").unlink()
+    collect(tmp_path)
+    assert [path.stem for path in (tmp_path / FOLDER).iterdir()] == [place.id]
 
 
 def test_a_memory_cut_in_python_is_refused_before_a_kernel_sees_it():

@@ -21,6 +21,7 @@ from block_recurrent.cli.output import check_results, size
 from block_recurrent.errors import ConfigError, printable
 from block_recurrent.inference.session_file import read_memory_file
 from block_recurrent.inference.trail import FOLDER as CHECKPOINTS
+from block_recurrent.inference.trail import places_of
 from block_recurrent.run_config import RunConfig, read_toml
 from tests.security.made import RUN, TEXT, train_arguments
 
@@ -196,6 +197,77 @@ def test_json_is_one_option_with_snake_case_keys(files, capsys):
     assert json.loads(capsys.readouterr().out) == printed
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["serve", RUN, "--port", "99999999"], "port must be 0-65535"),
+        (["serve", RUN, "--port", "0", "--memories", "text.txt"], "File exists"),
+        (["serve", RUN, "--api-key-file", "nothing"], "can't be read: No such file"),
+        (["memory", "rewind", "nothing", "--to", "3"], "memory file 'nothing' does not exist"),
+        (["memory", "rewind", f"{RUN}.memory"], "has no checkpoints: 'brt read --trail N' keeps them"),
+        (["memory", "rewind", f"{RUN}.memory", "--to", "3"], "has no checkpoints"),
+        (["read", RUN, "books", "--memory", "new"], "'books' can't be read: Is a directory"),
+        (["score", RUN, "pipe"], "'pipe' can't be read: it is not a regular file"),
+        (["write", RUN, "--prompt-file", "pipe"], "'pipe' can't be read: it is not a regular file"),
+        (["write", RUN, "--prompt-file", "empty"], "'empty' is empty: there is nothing to read"),
+        (["train", "--config", "pipe", "--out", "new"], "'pipe' can't be read: it is not a regular file"),
+        (["data", "prepare", "books", "--out", "new", "--tokenizer", "pipe"], "it is not a regular file"),
+        (["serve", RUN, "--api-key-file", "pipe"], "it is not a regular file"),
+        (["score", "hollow", "text.txt"], "'hollow' is not a run: its config.toml has no section 'model'"),
+        (["export", RUN, "books"], "'books' exists"),
+        (["export", RUN, "new", "--out", "other"], "give one output"),
+        (["demo", "--size", "tyni"], "did you mean 'tiny'?"),
+        (["demo", "--model", "nothing"], "'nothing' is not a run"),
+        (["demo", "--source", "nothing"], "source 'nothing' does not exist"),
+        (["demo", "--text", "nothing"], "'nothing' can't be read"),
+    ],
+    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
+)
+def test_wrong_input_is_found_before_the_work_and_leaves_nothing(arguments, why, files, monkeypatch, capsys):
+    pytest.importorskip("uvicorn")
+    monkeypatch.chdir(files)
+    os.mkfifo("pipe")
+    Path("empty").touch()
+    Path("hollow").mkdir()
+    Path("hollow/config.toml").touch()
+    before = sorted(files.rglob("*"))
+    assert main(arguments) in (1, 2)
+    error = capsys.readouterr().err
+    assert why in error
+    assert error.count("\n") == 1
+    assert sorted(files.rglob("*")) == before
+
+
+def test_going_on_keeps_the_trail_of_a_memory(files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    assert main(["read", RUN, "text.txt", "--memory", "a.memory", "--trail", "2", "--trail-every", "1"]) == 0
+    (place,) = places_of(Path("a.memory"))
+    assert main(["read", RUN, "text.txt", "--from", "a.memory", "--memory", "a.memory"]) == 0
+    assert main(["write", RUN, "--memory", "a.memory", "--tokens", "2", "--save", "a.memory"]) == 0
+    assert places_of(Path("a.memory")) == (place,)
+    assert main(["memory", "rewind", "a.memory", "--to", str(place.position), "--overwrite"]) == 0
+    assert read_memory_file("a.memory").tokens == place.position
+
+
+class _Closed(io.StringIO):
+    def flush(self):
+        raise BrokenPipeError
+
+
+def test_a_closed_pipe_does_not_keep_a_memory_from_being_saved(files):
+    saved = files / "new.memory"
+    with contextlib.redirect_stdout(_Closed()):
+        assert main(["write", str(files / RUN), "--prompt", "Anna", "--tokens", "5", "--save", str(saved)]) == 0
+    assert read_memory_file(saved).tokens > len("Anna")
+
+
+def test_a_conversation_is_saved_at_its_end(files, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Boris\n"))
+    saved = files / "new.memory"
+    assert main(["write", str(files / RUN), "--interactive", "--tokens", "2", "--save", str(saved)]) == 0
+    assert read_memory_file(saved).tokens >= len("Boris") + 1
+
+
 def test_memory_info_of_another_text_fails(files, capsys):
     other = files / "other.txt"
     other.write_text("another text")
@@ -350,7 +422,7 @@ def test_every_default_is_in_the_help():
             formatter = parser._get_formatter()
             for action in (action for action in parser._actions if action.option_strings):
                 text = formatter._expand_help(action)
-                has_default = action.default not in (None, False, "", argparse.SUPPRESS) and action.default != []
+                has_default = action.default not in (None, "", argparse.SUPPRESS, []) and action.default is not False
                 assert not has_default or str(action.default) in text or "default" in text, (name, action.dest)
                 assert "....)" not in text, (name, action.dest)
 
@@ -366,6 +438,11 @@ def _parsers(parser):
 def test_a_size_has_the_unit_that_suits_it():
     sizes = {36_000: "35.2 KiB", 12: "12 bytes", 5 << 20: "5.0 MiB", 3 << 30: "3.0 GiB"}
     assert {count: size(count) for count in sizes} == sizes
+
+
+def test_a_small_model_has_a_size(files, capsys):
+    assert main(["models", "pack", str(files / RUN), "--name", "x", "--out", str(files / "new")]) == 0
+    assert re.search(r"\(\d+\.\d KiB\)", capsys.readouterr().out)
 
 
 def test_the_learning_rate_has_a_short_name(files):

@@ -67,15 +67,16 @@ def serving(folder: Path, limits: Limits, name: str = "micro", **options: Any) -
     app = make_app([(name, "a test's model", engine, load_tokenizer("bytes"))], folder, limits, **options)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive(), "the server did not start"
-        time.sleep(0.01)
-    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    with httpx.Client(base_url=url, timeout=60) as client:
-        yield Served(url, app, engine, folder, client)
-    server.should_exit = True
-    thread.join()
+    with app.state.server.store.opened():
+        thread.start()
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.01)
+        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        with httpx.Client(base_url=url, timeout=60) as client:
+            yield Served(url, app, engine, folder, client)
+        server.should_exit = True
+        thread.join()
 
 
 @pytest.fixture(scope="module")

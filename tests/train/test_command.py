@@ -14,7 +14,7 @@ import pytest
 
 from block_recurrent.checkpoint import load_run
 from block_recurrent.cli.main import main
-from block_recurrent.errors import FAILURE, USAGE
+from block_recurrent.errors import USAGE
 
 from .conftest import read_metrics
 
@@ -91,5 +91,5 @@ def test_export(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert out.is_file()
     assert main(["export", str(tmp_path / "run"), "--out", str(out)]) == USAGE
     assert "exists: give --overwrite" in capsys.readouterr().err
-    assert main(["export", str(tmp_path), "--out", str(out), "--overwrite"]) == FAILURE
+    assert main(["export", str(tmp_path), "--out", str(out), "--overwrite"]) == USAGE
     assert "is not a run" in capsys.readouterr().err

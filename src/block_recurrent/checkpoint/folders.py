@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from block_recurrent.errors import CheckpointError, FileFormatError
+from block_recurrent.errors import CheckpointError, FileFormatError, NotFoundError
 from block_recurrent.io import atomic, door
 from block_recurrent.io.atomic import part_of as aside_of
 from block_recurrent.io.door import MANIFEST
@@ -99,7 +99,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = door.read_manifest(path / MANIFEST, FORMAT, {1: _RULES, VERSION: _RULES})
     except (FileNotFoundError, NotADirectoryError):
         reason = f"it has no {MANIFEST}" if path.is_dir() else "the folder does not exist"
-        raise CheckpointError(f"'{path}' is not a checkpoint: {reason}") from None
+        raise NotFoundError(f"'{path}' is not a checkpoint: {reason}") from None
     except (FileFormatError, OSError) as error:
         raise CheckpointError(f"checkpoint '{path}' is damaged: {error}") from None
     if _STEP_FOLDER.fullmatch(path.name) and step_of(path) != manifest["step"]:

@@ -16,7 +16,7 @@ from block_recurrent.checkpoint.folders import Checkpoint, find_checkpoint, veri
 from block_recurrent.checkpoint.sharded import read_sharded_weights
 from block_recurrent.data import load_tokenizer
 from block_recurrent.data.tokenizers.base import ByteTokenizer
-from block_recurrent.errors import CheckpointError, FileFormatError
+from block_recurrent.errors import CheckpointError, FileFormatError, NotFoundError, did_you_mean
 from block_recurrent.io.atomic import atomic_file
 from block_recurrent.io.door import sha256_of
 from block_recurrent.io.tensors import check_finite, read_tensors, write_tensors
@@ -70,8 +70,12 @@ def load_run(run: str | Path, checkpoint: str | Path = "last", device: torch.dev
 def read_config(run: Path) -> RunConfig:
     """The configuration of a run; an edited file is an error."""
     if not (run / CONFIG).is_file():
-        raise CheckpointError(f"'{run}' is not a run: it has no {CONFIG}; 'brt train --out {run}' creates one")
-    return RunConfig.from_dict(read_toml(run / CONFIG, sealed=True))
+        hint = did_you_mean(str(run), models.names())
+        raise NotFoundError(f"'{run}' is not a run: it has no {CONFIG}{hint}; 'brt train --out {run}' creates one")
+    values = read_toml(run / CONFIG, sealed=True)
+    if not values.get("model"):
+        raise CheckpointError(f"'{run}' is not a run: its {CONFIG} has no section 'model'")
+    return RunConfig.from_dict(values)
 
 
 def read_tokenizer(run: Path, config: RunConfig) -> Tokenizer:

@@ -83,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         args.steps or (QUICK_STEPS if args.quick else STEPS),
         args.quick,
     )
+    _check(demo)
     _claim(demo)
     if demo.model is None:
         print(
@@ -100,6 +101,21 @@ def _default_model(has_text: bool) -> str | None:
     there = models.names()
     wanted = ("books", "code") if has_text else ("code", "books")
     return next((name for name in wanted if name in there), there[0] if there else None)
+
+
+def _check(demo: _Demo) -> None:
+    """Finds wrong settings before the work begins, and before the folder keeps them."""
+    from block_recurrent.checkpoint import read_config
+    from block_recurrent.data.sources import find_documents
+    from block_recurrent.presets import preset
+    from block_recurrent.studies.demo import given_text
+
+    preset(SYSTEM, demo.size)
+    find_documents(demo.source)
+    if demo.model is not None:
+        read_config(models.locate(demo.model)[0])
+    if demo.text is not None:
+        given_text(demo.text)
 
 
 def _claim(demo: _Demo) -> None:

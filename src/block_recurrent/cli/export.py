@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if bool(args.folder) == bool(args.out):
-        raise ConfigError("no output given: name a folder for Hugging Face, or --out FILE for the weights only")
+        raise ConfigError("give one output: a folder for Hugging Face, or --out FILE for the weights only")
+    if args.folder and Path(args.folder).exists():
+        raise ConfigError(f"'{args.folder}' exists: choose another folder, or remove it")
     check_outputs(args, "out")
     try:
         loaded = _export(args)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from block_recurrent.cli.output import add_json, check_outputs, give_json
-from block_recurrent.errors import MissingExtraError
+from block_recurrent.errors import ConfigError, DataError, MissingExtraError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,12 +21,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_outputs(args, "json")
+    tasks = [name for name in args.tasks.split(",") if name]
+    if not tasks and not args.books:
+        raise ConfigError("nothing to do: give --books, a folder of text files, or --tasks, names of tasks")
+    if args.books and not Path(args.books).exists():
+        raise DataError(f"--books: '{args.books}' does not exist")
+    if args.batch_size < 1 or (args.limit or 1) < 1:
+        raise ConfigError("--batch-size and --limit must be at least 1")
     try:
         from block_recurrent.hub.harness import BlockRecurrentHarness, evaluate
     except ImportError:
         raise MissingExtraError("brt harness", "lm-eval") from None
     lm = BlockRecurrentHarness(args.run, args.checkpoint, batch_size=args.batch_size)
-    found = evaluate(lm, args.books, [name for name in args.tasks.split(",") if name], args.limit)
+    found = evaluate(lm, args.books, tasks, args.limit)
     args.json = args.json or "-"
     give_json(args, found)
     return 0

@@ -130,8 +130,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help or ""
-        is_said = action.default in (None, False, argparse.SUPPRESS) or action.default == [] or "default" in text
-        return text if is_said or not action.option_strings else f"{text} (default: %(default)s)"
+        has_none = any(action.default is none for none in (None, False, argparse.SUPPRESS)) or action.default == []
+        return text if has_none or "default" in text or not action.option_strings else f"{text} (default: %(default)s)"
 
 
 class _Terminal:

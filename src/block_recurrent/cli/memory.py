@@ -95,8 +95,11 @@ def _rewind(args: argparse.Namespace) -> int:
     from block_recurrent.inference.trail import locked, places_of, rewind
 
     path = Path(args.file)
+    places = places_of(path)
+    if not places:
+        raise FileFormatError(f"'{path}' has no checkpoints: 'brt read --trail N' keeps them")
     if args.to is None:
-        for place in places_of(path):
+        for place in places:
             print(f"{place.position:>12,}")
         return 0
     if args.out is None and not args.overwrite:

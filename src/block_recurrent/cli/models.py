@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from block_recurrent.cli.output import add_json, check_outputs, give_json, print_notes
+from block_recurrent.cli.output import add_json, check_outputs, give_json, print_notes, size
 from block_recurrent.errors import ConfigError
 from block_recurrent.io.output import print_table
 
@@ -67,17 +67,17 @@ def _list(args: argparse.Namespace) -> int:
     if not cards:
         print("no bundled models: this package was built without them; 'brt models pack' packs a run as one")
         return 0
-    head = ["name", "MB", "parameters", "licence", "bits per byte", "state cleared", "twin", "tokens", "what"]
+    head = ["name", "size", "parameters", "licence", "bits per byte", "state cleared", "twin", "tokens", "what"]
     print_table(head, [_row(name, card, sizes[name]) for name, card in cards.items()])
     print("'brt models show NAME' prints the card. A name works wherever a command takes a run or a tokenizer.")
     return 0
 
 
-def _row(name: str, card: dict[str, Any], size: int) -> list[str]:
+def _row(name: str, card: dict[str, Any], count: int) -> list[str]:
     found = card["evaluation"]
     bits = [f"{found[key]['bits_per_byte']:.3f}" if key in found else "-" for key in ("memory", "cleared", "twin")]
     counts = f"{card['model']['parameters'] / 1e6:.1f}M", f"{card['training']['tokens'] / 1e6:,.1f}M"
-    return [name, f"{size / 1e6:.1f}", counts[0], card["licence"], *bits, counts[1], card["summary"]]
+    return [name, size(count), counts[0], card["licence"], *bits, counts[1], card["summary"]]
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -105,6 +105,6 @@ def _pack(args: argparse.Namespace) -> int:
     print_notes(loaded.notes)
     files = {name: path for name in EVALUATIONS if (path := getattr(args, name)) is not None}
     card = make_card(args.name, loaded, locate(args.run)[0], args.about, args.data, files)
-    size = pack(loaded, card, args.out, round(args.most_mb * 1e6))
-    print(f"step {loaded.checkpoint.step} of '{args.run}' was written to '{args.out}' ({size / 1e6:.1f} MB)")
+    count = pack(loaded, card, args.out, round(args.most_mb * 1e6))
+    print(f"step {loaded.checkpoint.step} of '{args.run}' was written to '{args.out}' ({size(count)})")
     return 0

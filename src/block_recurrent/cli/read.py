@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if args.trail < 0 or args.trail_every < 1:
         raise ConfigError("--trail must be at least 0, and --trail-every at least 1")
     check_memory_target(args.memory, args.earlier, args.overwrite)
-    _check_texts(args.text)
+    check_texts(args.text)
     session = open_session(args, args.earlier)
     began, start = time.perf_counter(), session.position
     trail, stopped = _read(session, args)
@@ -118,10 +118,10 @@ def _read(session: Session, args: argparse.Namespace) -> tuple[Trail, int | None
     """Read the texts; returns the checkpoints and None or, if Ctrl-C stopped it, the number of bytes that have been
     read. The session is then between two pieces."""
     from block_recurrent.inference.text_input import read_text
-    from block_recurrent.inference.trail import Trail, save_checkpoint
+    from block_recurrent.inference.trail import continued, save_checkpoint
 
     before = len(session.state.held) + session.state.text.length
-    trail, last = Trail(), session.position
+    trail, last = continued(args.earlier, Path(args.memory)), session.position
     try:
         for path in args.text:
             for piece in read_text(path):
@@ -134,10 +134,10 @@ def _read(session: Session, args: argparse.Namespace) -> tuple[Trail, int | None
     return trail, None
 
 
-def _check_texts(paths: list[str]) -> None:
+def check_texts(paths: list[str]) -> None:
     """Finds a wrong name before hours of reading, not after."""
+    from block_recurrent.inference.text_input import read_text
+
     for path in (path for path in paths if path != "-"):
-        if not Path(path).is_file():
-            raise DataError(f"text file '{path}' does not exist")
-        if Path(path).stat().st_size == 0:
+        if next(read_text(path), None) is None:
             raise DataError(f"'{path}' is empty: there is nothing to read")

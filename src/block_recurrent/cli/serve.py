@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import socket
 from pathlib import Path
 
 from block_recurrent.cli.output import print_notes
 from block_recurrent.cli.read import add_dtype_argument, add_weights_argument
 from block_recurrent.errors import ConfigError, MissingExtraError
+from block_recurrent.io.door import read_bytes
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SHORTEST_KEY = 16
@@ -54,6 +56,11 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--host is {args.host}: other machines could connect, so give --api-key-file, a file with a secret key"
         )
+    with _socket(args.host, args.port) as listening:
+        return _serve(args, key, listening)
+
+
+def _serve(args: argparse.Namespace, key: str | None, listening: socket.socket) -> int:
     try:
         import uvicorn
 
@@ -73,42 +80,33 @@ def run(args: argparse.Namespace) -> int:
     app = make_app(models, args.memories, limits, key, args.host)
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns about every client that disconnects
     # No access log: it would contain what clients request. /metrics has counters.
-    config = uvicorn.Config(
-        app, host=args.host, port=args.port, log_level="warning", access_log=False, timeout_graceful_shutdown=5
-    )
-    return _listen(uvicorn.Server(config), args, [model[0] for model in models])
-
-
-def _listen(server: object, args: argparse.Namespace, models: list[str]) -> int:
-    import asyncio
-
-    import uvicorn
-
-    assert isinstance(server, uvicorn.Server)
-
-    async def main() -> None:
-        serving = asyncio.ensure_future(server.serve())
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.02)
-        if server.started:
-            port = server.servers[0].sockets[0].getsockname()[1]
-            host = f"[{args.host}]" if ":" in args.host else args.host
-            print(f"serving {', '.join(models)} at http://{host}:{port}; memories are in '{args.memories}'", flush=True)
-        await serving
-
-    asyncio.run(main())
-    if not server.started:
-        raise ConfigError(f"the server could not start at {args.host}:{args.port}: see above")
+    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    with app.state.server.store.opened():
+        address = f"http://{host}:{listening.getsockname()[1]}"
+        print(
+            f"serving {', '.join(model[0] for model in models)} at {address}; memories are in '{args.memories}'",
+            flush=True,
+        )
+        uvicorn.Server(config).run([listening])
     return 0
+
+
+def _socket(host: str, port: int) -> socket.socket:
+    """Clients can connect from now on, and are answered when the server has started."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"--host {host} --port {port}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _key(path: Path | None) -> str | None:
     if path is None:
         return None
     try:
-        key = path.read_text(encoding="utf-8").strip()
+        key = read_bytes(path).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file {path} can't be read: {error}") from None
+        raise ConfigError(f"--api-key-file {path} can't be read: {getattr(error, 'strerror', None) or error}") from None
     if len(key) < SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(f"the key in '{path}' must be one line of at least {SHORTEST_KEY} printable characters")
     return key

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.cli.output import add_overwrite, check_outputs
-from block_recurrent.cli.read import INTERRUPTED, add_run_arguments, check_memory_target, open_session
-from block_recurrent.errors import ConfigError
+from block_recurrent.cli.read import INTERRUPTED, add_run_arguments, check_memory_target, check_texts, open_session
+from block_recurrent.errors import ConfigError, OutputError
 
 if TYPE_CHECKING:
     from block_recurrent.inference.sampling import Sampling
@@ -49,30 +50,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from block_recurrent.inference.interactive import Conversation
     from block_recurrent.inference.sampling import check_max_tokens
+    from block_recurrent.inference.session_file import save_session
+    from block_recurrent.inference.trail import Trail, continued
 
     sampling = _sampling(args)
     check_max_tokens(args.tokens)
     _check_paths(args)
     session = open_session(args, args.memory)
-    if args.interactive:
-        _read_prompt(session, args)
-        from block_recurrent.inference.interactive import Conversation
-
-        return Conversation(session, args.tokens, sampling).run()
+    has_trail = args.save and not args.interactive  # in a conversation, other memories may be loaded
+    trail = continued(args.memory, Path(args.save)) if has_trail else Trail()
     stopped = False
     try:
         _read_prompt(session, args)
-        if args.log_probs:
+        if args.interactive:
+            Conversation(session, args.tokens, sampling).run()
+        elif args.log_probs:
             _write_with_log_probs(session, args, sampling)
         else:
             for piece in session.write(args.tokens, sampling):
                 print(piece, end="", flush=True)
     except KeyboardInterrupt:
         stopped = True  # what was read and generated so far is kept and saved
-    print()
+    except BrokenPipeError:
+        pass  # as well as what a pipe did not take
     if args.save:
-        session.save(args.save)
+        save_session(session, Path(args.save), trail.to_notes())
+    if not args.interactive:
+        print()
     return INTERRUPTED if stopped else 0
 
 
@@ -91,6 +97,8 @@ def _check_paths(args: argparse.Namespace) -> None:
         raise ConfigError("the prompt is empty: omit --prompt to generate from the memory, or unconditionally")
     if args.prompt is not None and args.prompt_file:
         raise ConfigError("--prompt and --prompt-file are both given: give one of them")
+    if args.prompt_file:
+        check_texts([args.prompt_file])
     if args.log_probs and (args.interactive or (args.beams or 1) > 1):
         raise ConfigError("--log-probs can't be combined with --interactive or --beams")
     check_outputs(args, "log_probs")
@@ -119,5 +127,5 @@ def _write_with_log_probs(session: Session, args: argparse.Namespace, sampling: 
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise ConfigError(f"'{args.log_probs}' can't be written: {error.strerror or error}") from None
+        raise OutputError(f"'{args.log_probs}' can't be written: {error.strerror or error}") from None
     sys.stdout.flush()

@@ -4,15 +4,12 @@ Importing this module registers the model `block-recurrent`. The harness' rollin
 independent windows; here the memory is carried from the first token to the last, so each token is predicted
 exactly once, from everything before it, and the result is that of `brt eval`.
 
-    python -m block_recurrent.hub.harness runs/first --books books/
-    python -m block_recurrent.hub.harness runs/first --tasks lambada_openai,wikitext
+    brt harness runs/first --books books/
+    brt harness runs/first --tasks lambada_openai,wikitext
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from lm_eval.api.registry import register_model
 
 from block_recurrent.checkpoint import load_run
 from block_recurrent.data import Tokenizer
-from block_recurrent.errors import BlockRecurrentError, InputError
+from block_recurrent.errors import InputError, did_you_mean
 from block_recurrent.inference.engine import engine_of
 from block_recurrent.inference.session import Session
 from block_recurrent.model.language_model import BlockRecurrentLM
@@ -119,34 +116,11 @@ def evaluate(
     from lm_eval.tasks import TaskManager
 
     names = [*tasks, *(["books"] if books else [])]
-    if not names:
-        raise InputError("nothing to do: give a folder of books, or names of tasks")
     metadata = {"folder": str(books)} if books else {}
     manager = TaskManager(include_path=str(TASKS), include_defaults=bool(tasks), metadata=metadata)
+    for name in tasks:
+        if not manager.match_tasks([name]):
+            raise InputError(f"the harness has no task '{name}'{did_you_mean(name, manager.all_tasks)}")
     results = simple_evaluate(model=lm, tasks=names, task_manager=manager, limit=limit, bootstrap_iters=0)
     assert results is not None, "only other ranks get nothing"
     return results["results"]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m block_recurrent.hub.harness`: prints the results as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m block_recurrent.hub.harness", description=__doc__)
-    parser.add_argument("run", help="a run folder, or a checkpoint")
-    parser.add_argument("--books", metavar="DIR", help="a folder of text files for the task 'books'")
-    parser.add_argument("--tasks", default="", metavar="A,B", help="tasks of the harness")
-    parser.add_argument("--limit", type=int, help="number of documents per task (default: all)")
-    parser.add_argument("--batch-size", type=int, default=1, help="texts per batch (default: 1)")
-    parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint folder")
-    args = parser.parse_args(argv)
-    try:
-        lm = BlockRecurrentHarness(args.run, args.checkpoint, batch_size=args.batch_size)
-        names = [name for name in args.tasks.split(",") if name]
-        print(json.dumps(evaluate(lm, args.books, names, args.limit), indent=1, default=str))
-    except BlockRecurrentError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,7 +19,7 @@ from block_recurrent.data import Tokenizer
 from block_recurrent.data.utf8 import last_character_end
 from block_recurrent.errors import DataError
 
-FILE_BYTES = 1 << 18
+FILE_BYTES = 1 << 16  # also how much Ctrl-C may lose of a reading
 
 
 def settled(tokenizer: Tokenizer, buffer: bytes) -> int:
@@ -47,6 +47,8 @@ def read_text(path: str | Path) -> Iterator[str]:
     """The text of a UTF-8 file in pieces, so that a file of any size needs little memory. '-': standard input."""
     decoder = codecs.getincrementaldecoder("utf-8")("strict")
     position = 0
+    if str(path) != "-" and Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+        raise DataError(f"'{path}' can't be read: it is not a regular file; - is standard input")
     try:
         with nullcontext(sys.stdin.buffer) if str(path) == "-" else open(path, "rb") as file:
             while chunk := file.read(FILE_BYTES):

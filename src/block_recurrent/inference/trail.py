@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,10 @@ class Trail:
     @classmethod
     def of(cls, notes: dict[str, Any]) -> Trail:
         """The trail in the notes of a memory file."""
-        return cls(tuple(Place(int(at), str(key), prefix) for at, key, prefix in notes.get("trail", ())))
+        try:
+            return cls(tuple(Place(int(at), str(key), prefix) for at, key, prefix in notes.get("trail", ())))
+        except (TypeError, ValueError, OverflowError):
+            raise FileFormatError("its trail is not a list of checkpoints") from None
 
     def to_notes(self) -> dict[str, Any]:
         return {"trail": [[place.position, place.id, place.prefix] for place in self.places]}
@@ -94,6 +97,13 @@ def places_of(path: Path) -> tuple[Place, ...]:
     return tuple(place for place in places if checkpoint_path(path.parent, place).is_file())
 
 
+def continued(path: str | Path | None, out: Path) -> Trail:
+    """The trail of a memory that continues the one in `path`: checkpoints are shared within a folder only."""
+    if path is None or Path(path).parent.resolve() != out.parent.resolve():
+        return Trail()
+    return Trail(places_of(Path(path)))
+
+
 def rewind(path: Path, position: int, out: Path) -> None:
     """Write the exact memory at an earlier checkpoint; in the same folder, with the trail up to there."""
     file = read_memory_file(path)
@@ -108,11 +118,13 @@ def rewind(path: Path, position: int, out: Path) -> None:
 
 def collect(folder: Path) -> None:
     """Delete unused checkpoints, and temporary files of killed processes. Nothing else may write there."""
-    named = set()
+    named, is_complete = set(), True
     for path in folder.glob(f"*{SUFFIX}"):
-        with suppress(BlockRecurrentError, KeyError, TypeError, ValueError):  # a damaged memory lists none
+        try:
             named |= {place.id for place in Trail.of(load_header(path)["extra"]["notes"]).places}
-    for path in (folder / FOLDER).glob(f"*{SUFFIX}"):
+        except (BlockRecurrentError, KeyError, TypeError, AttributeError):
+            is_complete = False  # the checkpoints of a damaged memory are what is left of it
+    for path in (folder / FOLDER).glob(f"*{SUFFIX}") if is_complete else ():
         if path.name.removesuffix(SUFFIX) not in named:
             path.unlink()
     for path in [*folder.glob(".*.part"), *(folder / FOLDER).glob(".*.part")]:

@@ -6,6 +6,7 @@ one-line FileFormatError. A hash detects damage and mistakes; it is not a signat
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -45,6 +46,13 @@ def _sealed(body: str, seal: str) -> str:
 def _is_sealed(text: str, seal: str) -> bool:
     body = text[: -len(seal.format("0" * 64))]
     return text == _sealed(body, seal)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The contents of a file; any problem is an OSError, also a pipe or a device, which could block."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return path.read_bytes()
 
 
 def read_manifest(path: Path, kind: str, rules: Mapping[int, Mapping[str, Rule]]) -> dict[str, Any]:

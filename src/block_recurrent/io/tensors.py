@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from block_recurrent.errors import FileFormatError
+from block_recurrent.errors import FileFormatError, NotFoundError
 from block_recurrent.io.door import first_line
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ def read_tensors(path: Path, what: str = "file of tensors") -> tuple[dict[str, T
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():  # reading a pipe would block
-        is_there = f"'{path}' can't be read as a {what}: it is not a regular file"
-        raise FileFormatError(is_there if path.exists() else f"{what} '{path}' does not exist")
+        if not path.exists():
+            raise NotFoundError(f"{what} '{path}' does not exist")
+        raise FileFormatError(f"'{path}' can't be read as a {what}: it is not a regular file")
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)

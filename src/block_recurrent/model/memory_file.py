@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from block_recurrent.config import ModelConfig
-from block_recurrent.errors import BlockRecurrentError, FileFormatError
+from block_recurrent.errors import BlockRecurrentError, FileFormatError, NotFoundError
 from block_recurrent.io import door
 from block_recurrent.io.atomic import atomic_file
 from block_recurrent.io.tensors import check_finite, read_tensors
@@ -79,7 +79,7 @@ def load_header(path: Path) -> dict[str, Any]:
         with safe_open(path, framework="pt") as file:
             return _header(path, file.metadata() or {})
     except FileNotFoundError:
-        raise FileFormatError(f"memory file '{path}' does not exist") from None
+        raise NotFoundError(f"memory file '{path}' does not exist") from None
     except (SafetensorError, OSError) as error:
         raise FileFormatError(f"'{path}' can't be read as a memory file: {error}") from None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from block_recurrent.errors import ConfigError
-from block_recurrent.io.door import first_line, toml_seal
+from block_recurrent.io.door import first_line, read_bytes, toml_seal
 from block_recurrent.presets import preset, preset_lanes
 from block_recurrent.run_config.sections import (
     ENDING_SCHEDULES,
@@ -143,7 +143,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
 def read_toml(path: str | Path, sealed: bool = False) -> dict[str, Any]:
     """A configuration file as plain values. sealed: it belongs to a run, and must not have been edited."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_bytes(Path(path)).decode()
         values = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"'{path}' can't be read: {error.strerror or error}") from None

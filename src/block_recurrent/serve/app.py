@@ -50,7 +50,7 @@ def load_model(
 def make_app(
     models: Sequence[Model], folder: Path, limits: Limits, key: str | None = None, host: str = LOOPBACK[0]
 ) -> FastAPI:
-    """The application that serves these models, with memories in a folder."""
+    """The application that serves these models, with memories in a folder; run it while its store is opened."""
     ids = [model[0] for model in models]
     if len(set(ids)) < len(ids):
         raise ConfigError(f"two models have the same name ({', '.join(ids)}): rename a folder")
@@ -58,15 +58,14 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with server.store.opened():
-            for id, name, engine, tokenizer in models:
-                scheduler = Scheduler(engine, limits.lanes)
-                scheduler.start()
-                server.models[id] = Served(id, name, engine, tokenizer, scheduler, int(time.time()))
-            yield
-            for model in server.models.values():
-                model.scheduler.stop()
-                await asyncio.to_thread(model.scheduler.join)
+        for id, name, engine, tokenizer in models:
+            scheduler = Scheduler(engine, limits.lanes)
+            scheduler.start()
+            server.models[id] = Served(id, name, engine, tokenizer, scheduler, int(time.time()))
+        yield
+        for model in server.models.values():
+            model.scheduler.stop()
+            await asyncio.to_thread(model.scheduler.join)
 
     app = FastAPI(
         title="block-recurrent",

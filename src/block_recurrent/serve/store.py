@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from block_recurrent.errors import BlockRecurrentError, FileFormatError
+from block_recurrent.errors import BlockRecurrentError, FileFormatError, OutputError
 from block_recurrent.inference.memory_diff import difference
 from block_recurrent.inference.session_file import MemoryFile, load_session, read_memory_file, save_session
 from block_recurrent.inference.session_state import SessionState
@@ -68,7 +68,10 @@ class Store:
     @contextmanager
     def opened(self) -> Iterator[Store]:
         """Lock the folder, and delete temporary files of killed processes."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"the folder '{self.folder}' can't be created: {error.strerror or error}") from None
         with locked(self.folder):
             collect(self.folder)
             for path in sorted(self.folder.glob(f"*{SUFFIX}")):
@@ -293,7 +296,7 @@ def _memory(name: str, path: Path) -> Memory:
         memory = Memory(name, *facts, str(extra["text_hash"]), text_bytes, recent, dict(extra.get("notes", {})))
         assert memory.trail is not None
         return memory
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise FileFormatError(
             f"'{path}' is not the memory of a session: its header lacks or misstates {error}"
         ) from None

@@ -86,7 +86,7 @@ def train(config: RunConfig, run: Path, resume: str = "auto", open_task: OpenTas
             notes += trainer.start_from(start)
         first = trainer.counters.step
         if runtime.is_main:
-            cut_back(run / METRICS, first)
+            cut_back(run / METRICS, first, trainer.lacks_validation)
         boards: list[Board] = []
         runtime.on_main(lambda: boards.extend(open_boards(run, trainer.config, first)))
         reporter = Reporter(run if runtime.is_main else None, config.train.steps, first, config.train.log_every, boards)
@@ -167,7 +167,7 @@ class Trainer:
         ]
         self.state = TrainingState(runtime, model, optimizer, memories)
         self.updater = Updater(config, runtime, model, distributed, optimizer, self._watched)
-        self._evaluated = False
+        self._evaluated = self.lacks_validation = False
         rt.seed(config.train.seed, runtime.rank + 1)  # dropout: different random numbers on every process
 
     @property
@@ -183,6 +183,9 @@ class Trainer:
         if checkpoint is not None:
             notes = self.state.load(checkpoint.path, self.config.train.seed)
             self.stream.load_state_dict(self.counters.cursor)
+            # It was saved before the validation of its step, which did not end.
+            is_due = self._evaluates(self.counters.step == self.last_step)
+            self.lacks_validation = is_due and checkpoint.validation_bits is None
             return notes
         if self.config.train.init_from:
             source, which, told = models.locate(self.config.train.init_from)
@@ -208,15 +211,17 @@ class Trainer:
 
     def run(self, run: Path, reporter: Reporter) -> bool:
         """Train to the last step, or until asked to stop. Returns whether the last step was reached."""
-        if self.counters.step >= self.last_step:
+        if self.counters.step >= self.last_step and not self.lacks_validation:
             reporter.say(f"nothing to do: the run is at step {self.counters.step}, and --steps is {self.last_step}")
             return True
         keep = self.config.train.keep
         with self.stream, stop_on_signal() as asked, self.state.saving():
-            while self.counters.step < self.last_step:
-                stop = self.one_step(reporter, asked.is_set()) or (self.runtime.world == 1 and asked.is_set())
+            while self.counters.step < self.last_step or self.lacks_validation:
+                stop = False
+                if not self.lacks_validation:
+                    stop = self.one_step(reporter, asked.is_set()) or (self.runtime.world == 1 and asked.is_set())
                 is_last = self.counters.step >= self.last_step
-                if self._evaluates(is_last) and not self._evaluated:
+                if self._evaluates(is_last) and not (self._evaluated or self.lacks_validation):
                     self.state.save(run, None, keep)  # in case the first validation fails
                 bits, is_best = self.evaluate(reporter, is_last)
                 if stop or is_last or is_best or _due(self.counters.step, self.config.train.save_every):
@@ -281,7 +286,7 @@ class Trainer:
             return None, False
         reporter.status("validating")
         result = evaluate(self.module, lambda done, whole: reporter.status(f"validating: {done:,} of {whole:,} tokens"))
-        self._evaluated = True
+        self._evaluated, self.lacks_validation = True, False
         reporter.metrics({"split": SPLIT, "step": step, **result})
         gain, limit = result.get("state_gain"), self.config.eval.state_warning
         if gain is not None and gain < limit and step >= self.config.schedule.warmup:

@@ -28,15 +28,19 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
         raise FileFormatError(f"'{run / METRICS}' can't be read: {first_line(error)}") from None
 
 
-def cut_back(metrics: Path, step: int) -> None:
-    """Drop the records of later steps and an incomplete last line, so that the resumed run can write them again."""
+def cut_back(metrics: Path, step: int, before_validation: bool = False) -> None:
+    """Drop the records after a step (or after its update, `before_validation`) and an incomplete last line, so that
+    the resumed run can write them again."""
     if not metrics.exists():
         return
     end = 0
     with open(metrics, "rb") as file:
         for line in file:
-            with suppress(ValueError, KeyError, TypeError):  # a damaged line is kept, and the lines after it
-                if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+            if not line.endswith(b"\n"):
+                break
+            with suppress(ValueError, KeyError, TypeError, AttributeError):  # a damaged line, and those after it, stay
+                record = json.loads(line)
+                if (record["step"], record.get("split") != "train") > (step, not before_validation):
                     break
             end += len(line)
     with open(metrics, "rb+") as file:

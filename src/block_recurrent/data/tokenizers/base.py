@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from block_recurrent import models
 from block_recurrent.data.utf8 import last_character_end, to_utf8
 from block_recurrent.errors import DataError
+from block_recurrent.io.door import read_bytes
 
 BYTES = "bytes"
 
@@ -144,7 +145,7 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
         if not path.is_file():  # a run with the tokenizer bytes
             return ByteTokenizer()
     try:
-        model = path.read_bytes()
+        model = read_bytes(path)
     except FileNotFoundError:
         raise DataError(
             f"tokenizer file '{path}' does not exist; give a SentencePiece file, 'bytes', or a model name "
