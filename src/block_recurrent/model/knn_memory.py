@@ -136,8 +136,8 @@ class KNNMemory:
         all_keys, all_values = self._storage.keys.data, self._storage.values.data
         for lane in (lane for lane, more in enumerate(lanes) if more):
             slots = torch.arange(self.ends[lane], ends[lane], device=keys.device) % self._storage.capacity
-            all_keys[lane, :, slots] = keys[lane]
-            all_values[lane, :, slots] = values[lane]
+            all_keys[lane, :, slots] = keys[lane].to(all_keys.dtype)
+            all_values[lane, :, slots] = values[lane].to(all_keys.dtype)
             self._storage.written[lane] = ends[lane]
 
     def _may_write(self, ends: list[int], lanes: Sequence[bool]) -> bool:
