@@ -157,7 +157,7 @@ def test_int8_writes_and_keeps_its_memories_apart(
         (FAILURE, ["read", "RUN", "LATIN", "--memory", "nowhere/a.memory"], "there is no folder 'nowhere'"),
         (
             FAILURE,
-            ["read", "RUN", "LATIN", "--memory", "NEW", "--from", "CUT"],
+            ["read", "RUN", __file__, "--memory", "NEW", "--from", "CUT"],
             "damaged, truncated or another kind of file",
         ),
         (USAGE, ["score", "RUN", "--text", "EMPTY"], "nothing to score"),

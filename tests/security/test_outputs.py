@@ -205,7 +205,7 @@ def test_json_is_one_option_with_snake_case_keys(files, capsys):
         (["serve", RUN, "--api-key-file", "nothing"], "can't be read: No such file"),
         (["memory", "rewind", "nothing", "--to", "3"], "memory file 'nothing' does not exist"),
         (["memory", "rewind", f"{RUN}.memory"], "has no checkpoints: 'brt read --trail N' keeps them"),
-        (["memory", "rewind", f"{RUN}.memory", "--to", "3"], "has no checkpoints"),
+        (["memory", "rewind", f"{RUN}.memory", "--to", "3", "--overwrite"], "has no checkpoints"),
         (["read", RUN, "books", "--memory", "new"], "'books' can't be read: Is a directory"),
         (["score", RUN, "pipe"], "'pipe' can't be read: it is not a regular file"),
         (["write", RUN, "--prompt-file", "pipe"], "'pipe' can't be read: it is not a regular file"),

@@ -95,6 +95,8 @@ def _rewind(args: argparse.Namespace) -> int:
     from block_recurrent.inference.trail import locked, places_of, rewind
 
     path = Path(args.file)
+    if args.to is not None and args.out is None and not args.overwrite and path.exists():
+        raise ConfigError(f"'{path}' exists: give --overwrite to replace it, or --out FILE")
     places = places_of(path)
     if not places:
         raise FileFormatError(f"'{path}' has no checkpoints: 'brt read --trail N' keeps them")
@@ -102,8 +104,6 @@ def _rewind(args: argparse.Namespace) -> int:
         for place in places:
             print(f"{place.position:>12,}")
         return 0
-    if args.out is None and not args.overwrite:
-        raise ConfigError(f"'{path}' exists: give --overwrite to replace it, or --out FILE")
     with locked(path.parent):
         rewind(path, args.to, args.out or path)
     print(f"'{args.out or path}' was rewound to {args.to:,} tokens")
