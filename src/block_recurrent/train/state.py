@@ -6,7 +6,7 @@ memory-00000-of-00002.safetensors           the memories of the lanes of rank 0
 random-00000-of-00002.safetensors           torch's random number generators on rank 0
 state.json                                  step, tokens seen, best validation, the data cursor, versions
 
-A thread writes and hashes it from copies on the CPU while training goes on.
+A thread writes and hashes it from copies on the CPU while training continues.
 """
 
 from __future__ import annotations
