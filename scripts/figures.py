@@ -205,8 +205,8 @@ def evidence_curves() -> Figure:
     """Training bits of rec-fixed-skip and slide-plus, on code and on LaTeX, from results/evidence/code.json."""
     figure = Figure(1000, 420, "Bits per token during training, rec-fixed-skip and slide-plus, on code and LaTeX")
     runs = json.loads((EVIDENCE / "code.json").read_text(encoding="utf-8"))["runs"]
-    panels = (("code", "Python source", (3.5, 6.0)), ("latex", "LaTeX", (2.0, 4.5)))
-    for x, (corpus, words, (low, high)) in zip((70, 570), panels, strict=True):
+    panels = (("code", "Python source", 48, (3.5, 6.0)), ("latex", "LaTeX", 64, (2.0, 4.5)))
+    for x, (corpus, words, states, (low, high)) in zip((70, 570), panels, strict=True):
         left, top, width, height, first, last = x, 70, 380, 280, 300, 1200
         figure.text(left, 42, f"{words}: bits per token in training", "bold")
         for bits in range(int(low * 2), int(high * 2) + 1):
@@ -219,7 +219,7 @@ def evidence_curves() -> Figure:
             figure.text(across, top + height + 26, f"{step:,}", "small soft mid")
         figure.text(left + width / 2, top + height + 52, "updates of 4,096 tokens", "small soft mid")
         for system, kind in (("slide-plus", "slide"), ("rec-fixed-skip", "rec")):
-            chosen = [run for run in runs if _is_shown(run, corpus, system)]
+            chosen = [run for run in runs if _is_shown(run, corpus, system, states)]
             curve = [mean(values) for values in zip(*(map(_bits, run["training"]) for run in chosen), strict=True)]
             points = []
             for number, bits in enumerate(curve[first // 100 - 1 :]):
@@ -233,10 +233,11 @@ def evidence_curves() -> Figure:
     return figure
 
 
-def _is_shown(run: dict[str, Any], corpus: str, system: str) -> bool:
-    """Of the runs with the default recipe: whole ones, of slide-plus without repeats, and with the states shown."""
-    whole = run["corpus"] == corpus and run["system"] == system and run["steps"] == 1200
-    return whole and (run["repeats"] == (0.0 if system == "slide-plus" else 0.2))
+def _is_shown(run: dict[str, Any], corpus: str, system: str, states: int) -> bool:
+    """Whether it is a whole run of the default recipe: repeats are only for systems with a memory."""
+    if run["corpus"] != corpus or run["system"] != system or run["steps"] != 1200:
+        return False
+    return run["repeats"] == 0 if system == "slide-plus" else (run["repeats"], run["num_states"]) == (0.2, states)
 
 
 def _bits(line: dict[str, Any]) -> float:
