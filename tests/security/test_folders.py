@@ -125,7 +125,8 @@ def test_nothing_that_is_not_finite_becomes_a_checkpoint(files, what, monkeypatc
     monkeypatch.setattr(Trainer, "_evaluates", lambda self, is_last: False)
     before = [path.name for path in list_checkpoints(files / RUN)]
     assert main(train_arguments(files, RUN, 4)) == 1
-    assert "not finite" in one_line(capsys)
+    error = one_line(capsys)  # of the save, which a thread does, or of the next step
+    assert "not finite" in error or "is nan" in error
     assert [path.name for path in list_checkpoints(files / RUN)] == before
 
 
@@ -158,12 +159,12 @@ def test_a_run_killed_at_a_validation_makes_it_again(files, step, is_written, mo
 
     save = TrainingState.save
 
-    def killed(self, run, bits):
+    def killed(self, run, bits, keep):
         if self.counters.step == step and is_written == (bits is not None):
             if not is_written:
-                save(self, run, bits)
+                save(self, run, bits, keep)
             raise CheckpointError("killed")
-        return save(self, run, bits)
+        return save(self, run, bits, keep)
 
     shutil.rmtree(files / RUN)
     arguments = [*train_arguments(files, RUN), "--set", "train.save_every=0", "--set", "eval.every=1"]

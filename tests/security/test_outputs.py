@@ -204,7 +204,6 @@ def test_json_is_one_option_with_snake_case_keys(files, capsys):
         (["serve", RUN, "--port", "0", "--memories", "text.txt"], "File exists"),
         (["serve", RUN, "--api-key-file", "nothing"], "can't be read: No such file"),
         (["memory", "rewind", "nothing", "--to", "3"], "memory file 'nothing' does not exist"),
-        (["memory", "rewind", f"{RUN}.memory"], "has no checkpoints: 'brt read --trail N' keeps them"),
         (["memory", "rewind", f"{RUN}.memory", "--to", "3", "--overwrite"], "has no checkpoints"),
         (["read", RUN, "books", "--memory", "new"], "'books' can't be read: Is a directory"),
         (["score", RUN, "pipe"], "'pipe' can't be read: it is not a regular file"),

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("nothing to do: give --books, a folder of text files, or --tasks, names of tasks")
     if args.books and not Path(args.books).exists():
         raise DataError(f"--books: '{args.books}' does not exist")
-    if args.batch_size < 1 or (args.limit or 1) < 1:
+    if min(args.batch_size, 1 if args.limit is None else args.limit) < 1:
         raise ConfigError("--batch-size and --limit must be at least 1")
     try:
         from block_recurrent.hub.harness import BlockRecurrentHarness, evaluate

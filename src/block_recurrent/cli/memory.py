@@ -98,12 +98,12 @@ def _rewind(args: argparse.Namespace) -> int:
     if args.to is not None and args.out is None and not args.overwrite and path.exists():
         raise ConfigError(f"'{path}' exists: give --overwrite to replace it, or --out FILE")
     places = places_of(path)
-    if not places:
-        raise FileFormatError(f"'{path}' has no checkpoints: 'brt read --trail N' keeps them")
+    missing = f"'{path}' has no checkpoints: 'brt read --trail N' keeps them, every --trail-every tokens"
     if args.to is None:
-        for place in places:
-            print(f"{place.position:>12,}")
+        print("\n".join(f"{place.position:>12,}" for place in places) or missing)
         return 0
+    if not places:
+        raise FileFormatError(missing)
     with locked(path.parent):
         rewind(path, args.to, args.out or path)
     print(f"'{args.out or path}' was rewound to {args.to:,} tokens")
