@@ -127,7 +127,7 @@ def test_the_shape_is_what_weights_and_memories_depend_on():
         assert config.replace(**fields).shape_json() != config.shape_json()
 
 
-# --- presets: SPEC section 9 ---
+# --- presets ---
 
 
 def test_there_are_fifteen_systems_and_nine_sizes():

@@ -1,4 +1,4 @@
-"""The systems and sizes of the paper (SPEC section 9) as data. A system and a size are independent choices."""
+"""The systems and sizes of the paper as data. A system and a size are independent choices."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SYSTEMS = {
 
 @dataclass(frozen=True)
 class Size:
-    """The dimensions that all systems share. Letters as in SPEC section 1."""
+    """The dimensions that all systems share. Letters as in docs/model.md."""
 
     layers: int
     recurrent_layers: tuple[int, ...]

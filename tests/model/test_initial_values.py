@@ -1,4 +1,4 @@
-"""Initial values: SPEC section 5, by their moments, on enough numbers to tell."""
+"""Initial values, by their moments, on enough numbers to tell."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_every_parameter_is_covered_by_these_tests(models):
 
 
 def test_keys_values_and_queries_are_parameters_of_their_own(models):
-    """Adafactor works per tensor, so nothing is fused (SPEC section 8)."""
+    """Adafactor works per tensor, so nothing is fused."""
     names = {name for name, _ in models[0].named_parameters()}
     side = {"layers.1.to_keys", "layers.1.to_values", "layers.1.to_queries", "layers.1.to_state_queries"}
     cell = {f"layers.1.cell.to_{what}" for what in ("keys", "values", "self_queries", "token_queries")}

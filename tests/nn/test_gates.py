@@ -1,4 +1,4 @@
-"""The gates of SPEC section 4, by hand."""
+"""The gates, by hand."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from block_recurrent.ops import attend, backend, merge_heads, split_heads, windo
 
 
 def by_definition(q, k, v, bias):
-    """Query i, at position W + i, over the W keys before it: distances 1 to W, not itself (SPEC section 2)."""
+    """Query i, at position W + i, over the W keys before it: distances 1 to W, not itself."""
     W = bias.shape[1]
     rows = []
     for i in range(q.shape[2]):

@@ -95,7 +95,7 @@ def step_inputs(B, S, D, H, K, W):
 
 
 def by_definition(state, norm, ids, projection, scales, *rows):
-    """SPEC section 3, with the pair of blocks joined."""
+    """The recurrent cell in plain steps, with the pair of blocks joined."""
     H, K = len(scales) // 3, rows[0].shape[3]
     x = state * norm / (state.square().mean(-1, keepdim=True) + EPSILON).sqrt() + ids
     values, *others = (x @ projection.T).unflatten(2, (4, H, K)).permute(2, 0, 3, 1, 4)

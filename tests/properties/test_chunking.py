@@ -1,4 +1,4 @@
-"""Any chunking gives the same logits and the same memory as the whole (SPEC section 10)."""
+"""Any chunking gives the same logits and the same memory as the whole."""
 
 from __future__ import annotations
 

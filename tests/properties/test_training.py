@@ -1,4 +1,4 @@
-"""Every weight learns, and dropout is where SPEC section 5 says: in training, and never in the horizontal direction."""
+"""Every weight learns, and dropout is active in training only, and never in the horizontal direction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from block_recurrent import BlockRecurrentLM, preset
 
 
 def new_model(system: str, **fields) -> BlockRecurrentLM:
-    """As training starts: the values of SPEC section 5, float32, segments as the preset has them."""
+    """As training starts: the initial values, float32, segments as the preset has them."""
     torch.manual_seed(0)
     return BlockRecurrentLM(preset(system, "micro", vocab_size=31, **fields)).train()
 

@@ -34,7 +34,7 @@ def test_follows_optax(kind: str, momentum: float) -> None:
 
 
 def _plain(shape: tuple[int, ...], steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A parameter after some steps of ours, and of SPEC section 8 written out in float64."""
+    """A parameter after some steps of ours, and of the same update written out in float64."""
     torch.manual_seed(1)
     p = nn.Parameter(torch.randn(shape))
     x, m = p.detach().double(), torch.zeros(shape, dtype=torch.float64)

@@ -65,7 +65,7 @@ def furthest_apart(a: Path, b: Path) -> float:
     return max(abs(x["bits_per_token"] - y["bits_per_token"]) for x, y in zip(ours, theirs, strict=True))
 
 
-# Near-equal keys can swap places under rounding: the memorizing model retrieves all that it has (SPEC section 7).
+# Near-equal keys can swap places under rounding: the memorizing model retrieves all that it has.
 ALL_OF_MEMORY = {"model.memory_size": 64, "model.memory_neighbors": 64}
 CASES: list[tuple[str, dict[str, Any]]] = [
     *((system, ALL_OF_MEMORY if system == "memorizing" else {}) for system in FAMILIES),

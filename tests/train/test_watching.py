@@ -44,7 +44,7 @@ def test_every_line_is_complete(make_config: Callable[..., RunConfig], tmp_path:
 
 
 def test_the_document_mark_is_not_a_token(make_config: Callable[..., RunConfig], tmp_path: Path, corpus: Path) -> None:
-    """`tokens` and `bits_per_token` leave the mark out (SPEC section 11); the training loss has it in."""
+    """`tokens` and `bits_per_token` leave the mark out; the training loss has it in."""
     config = make_config(**{"train.steps": 30, "train.lanes": 2, "schedule.learning_rate": 0.0, "eval.every": 0})
     train(config.replace("eval", tokens=0), tmp_path)
     opened = Corpus(corpus)

@@ -1,4 +1,4 @@
-"""The metrics of SPEC section 11, with their definitions and intervals."""
+"""The metrics of an evaluation, with their definitions and intervals."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
                             scored  [t_1,  t_2, ... t_n  ]
 
 A lane reads one document to its end and then takes the longest remaining one. The results depend neither on the
-number of lanes nor on where calls end (SPEC section 10), and memory use does not depend on the documents' length.
+number of lanes nor on where calls end, and memory use does not depend on the documents' length.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The recurrent cell: the horizontal direction, from one block's state to the next (SPEC sections 3 and 4)."""
+"""The recurrent cell: the horizontal direction, from one block's state to the next."""
 
 from __future__ import annotations
 

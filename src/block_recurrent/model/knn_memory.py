@@ -1,4 +1,4 @@
-"""The kNN memory of a Memorizing Transformer layer: past keys and values, searched exactly (SPEC section 7).
+"""The kNN memory of a Memorizing Transformer layer: past keys and values, searched exactly.
 
 `KNNMemory` is a value, like every memory here, but a large one (half a GiB per lane at the paper's size), so values
 share storage: a ring buffer with spare room. Appending writes into the spare room, which no live value uses; if

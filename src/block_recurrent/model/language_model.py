@@ -1,6 +1,6 @@
 """The language model: `logits, memory = model(tokens, memory, starts)`.
 
-Shape letters (SPEC section 1): B lanes, N tokens of the call, W window, T blocks, D width, V vocabulary, H heads,
+Shape letters: B lanes, N tokens of the call, W window, T blocks, D width, V vocabulary, H heads,
 K head size, S states.
 """
 
@@ -102,7 +102,7 @@ class BlockRecurrentLM(nn.Module):
     def _block_by_block(
         self, x: Tensor, memories: Sequence[LayerMemory], grid: BlockGrid
     ) -> tuple[Tensor, Sequence[LayerMemory]]:
-        """Block feedback (SPEC section 6): the whole stack on block 1, then on block 2; gradients flow between them."""
+        """Block feedback: the whole stack on block 1, then on block 2; gradients flow between them."""
         found, offsets, pieces = [], grid.offsets, grid.pieces()
         weights = zip(*(cast(Layer, layer).weights().for_blocks(len(pieces)) for layer in self.layers), strict=True)
         for (first, lengths), own in zip(pieces, weights, strict=True):

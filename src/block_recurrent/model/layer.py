@@ -1,4 +1,4 @@
-"""One layer of the stack: tokens up (SPEC sections 2, 3, 6 and 7)."""
+"""One layer of the stack: tokens up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Import of weights from the authors' JAX code, meliad (SPEC section 12)."""
+"""Import of weights from the authors' JAX code, meliad."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ rule of the model is a range of positions:
     reads the block and the one before      b - W .. b + W - 1  (before 0: as above)
     a memory of M entries holds             b - M .. b - 1      (before 0: never written)
 
-Letters as in SPEC section 1. One vector per token (D,), one row per head (H, K), one row per state (S, D).
+Letters as in docs/model.md. One vector per token (D,), one row per head (H, K), one row per state (S, D).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Oracle:
         return E @ rmsnorm(x, self.weights["final_norm.weight"]) / self.config.d_model**0.5
 
     def _token_layer(self, n: int, x: Tensor, document: Document) -> Tensor:
-        """Vertical direction: x (D,) through layer n (SPEC sections 2, 3, 6 and 7)."""
+        """Vertical direction: x (D,) through layer n."""
         config, w, t = self.config, self._layer(n), document.length
         h = rmsnorm(x, w["attention_norm.weight"])
         q = unit(self._heads(w["to_queries.weight"] @ h))
@@ -120,7 +120,7 @@ class Oracle:
         return x + w["mlp.output.weight"] @ hidden
 
     def _search(self, n: int, q: Tensor, scale: Tensor, document: Document) -> Tensor:
-        """Attention of each head over its nearest entries of the memory, which has no gradient (SPEC section 7)."""
+        """Attention of each head over its nearest entries of the memory, which has no gradient."""
         M, neighbors = self.config.memory_size, self.config.memory_neighbors
         begin = document.length - document.length % self.config.window
         written = range(max(0, begin - M), begin)
@@ -144,7 +144,7 @@ class Oracle:
         return u, ks, vs
 
     def _next_state(self, n: int, document: Document) -> Tensor:
-        """Horizontal direction: the states (S, D) after the block that has just ended (SPEC section 3)."""
+        """Horizontal direction: the states (S, D) after the block that has just ended."""
         w, c, end = self._layer(n), document.states[n], document.length
         u, ks, vs = self._state_projections(n, c)
         keys, values = self._tokens(n, range(end - 2 * self.config.window, end), document)
@@ -158,7 +158,7 @@ class Oracle:
         return torch.stack(after)
 
     def _update(self, w: Weights, a: Tensor, c: Tensor) -> Tensor:
-        """Update one state (D,) with its attention a (2*H*K,): the three configurations of SPEC section 4."""
+        """Update one state (D,) with its attention a (2*H*K,): dual, single or skip."""
         if self.config.gate_config == "single":
             hidden = torch.relu(w["cell.update.hidden.weight"] @ a)
             return self._gate(w, "cell.update.mlp_gate", hidden, c)

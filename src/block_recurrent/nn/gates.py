@@ -1,4 +1,4 @@
-"""Gates: how the recurrent state is updated (SPEC section 4, paper section 3.2).
+"""Gates: how the recurrent state is updated (paper section 3.2).
 
 `register_gate` adds custom ones: docs/extending.md.
 """

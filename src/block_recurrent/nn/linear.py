@@ -1,4 +1,4 @@
-"""Linear maps without bias, and the initial values of all weights (SPEC section 5)."""
+"""Linear maps without bias, and the initial values of all weights."""
 
 from __future__ import annotations
 

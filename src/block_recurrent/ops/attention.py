@@ -65,7 +65,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, chosen: str) -> Ten
 def window_attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout: float = 0.0, *, fixed_keys: int = 0
 ) -> Tensor:
-    """Each of the N queries over the W keys before its own position (SPEC section 2, point 4).
+    """Each of the N queries over the W keys before its own position.
 
     q (B, H, N, K); k and v (B, H, C + N, K), perhaps in another dtype: at least W keys before the first query, then
     the queries' own; bias (H, W): what is added to the logits of the W keys, the oldest first. Returns (B, H, N, K).

@@ -159,7 +159,7 @@ class TrainConfig(Section):
 
 @dataclass(frozen=True)
 class OptimizerConfig(Section):
-    """The optimizer (SPEC section 8)."""
+    """The optimizer."""
 
     section = "optimizer"
     name: str = "adafactor"
@@ -196,7 +196,7 @@ class OptimizerConfig(Section):
 
 @dataclass(frozen=True)
 class ScheduleConfig(Section):
-    """The learning rate at each update (SPEC section 8)."""
+    """The learning rate at each update."""
 
     section = "schedule"
     kind: str = "inverse-sqrt"

@@ -1,4 +1,4 @@
-"""Adafactor as in optax (SPEC section 8), also for parameters sharded by FSDP2; AdamW and Muon as alternatives.
+"""Adafactor as in optax, also for parameters sharded by FSDP2; AdamW and Muon as alternatives.
 
 Every statistic is per parameter tensor and global: a sharded parameter gets the same update as an unsharded
 one. Each process works on its local shards; sums over processes take two

@@ -1,4 +1,4 @@
-"""Learning rates by update, counted from 1 (SPEC section 8)."""
+"""Learning rates by update, counted from 1."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def text_of(doc: dict[str, str]) -> str:
 
 
 def process_results(doc: dict[str, str], results: list[float]) -> dict[str, tuple[float, int]]:
-    """Log-likelihood with words (white-space words, as in SPEC section 11) and UTF-8 bytes."""
+    """Log-likelihood with words (separated by white space) and UTF-8 bytes."""
     (log_likelihood,) = results
     words, size = len(doc["text"].split()), len(doc["text"].encode())
     return {

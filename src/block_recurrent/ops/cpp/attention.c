@@ -1,7 +1,7 @@
 /* Attention on a CPU, forward and backward: over a sliding window with a learned bias by distance, or over all keys.
 
    Query i of a head sees W keys, from key i * slide on, with logits q[i].k[j] + bias[j - i * slide]. With slide 1 that
-   is the window of SPEC section 2 (the first W keys are of the tokens before); with slide 0 all queries see all keys.
+   is the sliding window (the first W keys are of the tokens before); with slide 0 all queries see all keys.
 
    There may be several groups of N queries, one after the other, each with keys of its own; and the keys of a group may
    be several tensors of equal length, one after the other. So nobody has to join what lies in different places.

@@ -1,5 +1,5 @@
 /* The recurrent state through all blocks of a call, forward and backward, where the update is an average: the state
-   attends to itself and to two blocks of tokens, and moves towards a linear map of what it found (SPEC sections 3, 4).
+   attends to itself and to two blocks of tokens, and moves towards a linear map of what it found.
 
    Lanes are independent, so a thread takes a lane through all of its blocks: the weights, which all lanes share, and
    everything of the lane stay in its second-level cache, and no thread waits for another. What the gradients of weights
