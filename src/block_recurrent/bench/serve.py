@@ -26,7 +26,7 @@ SUMMARY = "the server under load: parallel streams, time to first token, a peer,
 EXAMPLE = "brt bench serve --parts streams,first"
 CONTEXT = 8192
 NOTE = (
-    f"over HTTP on one machine; streams, first and peer: width {WIDTH}, {DEPTH} layers, window 512, random weights of "
+    f"Over HTTP on one machine; streams, first and peer: width {WIDTH}, {DEPTH} layers, window 512, random weights of "
     "the given precision. streams: tokens per second of all streams together, the best round; ratio over one stream. "
     "first: milliseconds to the first token of a request from a saved memory, the median; ratio over the near one; the "
     "far memory is that of some thousand tokens whose file says that there were more, which was uploaded: the work "

@@ -27,7 +27,7 @@ EXAMPLE = "brt bench write --parts position,limit"
 ROUNDS = 16
 SHORT_TURN = 8
 NOTE = (
-    f"width {WIDTH}, {DEPTH} layers, window 512; matrices in float32, bfloat16 or int8 as named, keys and "
+    f"Width {WIDTH}, {DEPTH} layers, window 512; matrices in float32, bfloat16 or int8 as named, keys and "
     "values in 24 bits, with the last two in 16, the rest in float32. tokens_per_second: all lanes together; the rows "
     f"of a part generate in {ROUNDS} turns of a few tokens, and the median turn counts. position: tokens before the "
     "first generated one. position part: the mean over whole blocks of 512 tokens, which includes every state update; "

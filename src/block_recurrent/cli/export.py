@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="a run folder, a checkpoint, or a model name (see 'brt models')")
+    parser.add_argument("run", metavar="RUN", help="a run folder, a checkpoint, or a model name (see 'brt models')")
     parser.add_argument(
         "folder", nargs="?", metavar="DIR", help="a new folder for AutoModelForCausalLM.from_pretrained (extra 'hf')"
     )

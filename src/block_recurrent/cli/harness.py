@@ -10,7 +10,7 @@ from block_recurrent.errors import ConfigError, DataError, MissingExtraError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="a run folder, a checkpoint, or a model name (see 'brt models')")
+    parser.add_argument("run", metavar="RUN", help="a run folder, a checkpoint, or a model name (see 'brt models')")
     parser.add_argument("--books", metavar="DIR", help="a folder of text files for the task 'books'")
     parser.add_argument("--tasks", default="", metavar="A,B", help="tasks of the harness (default: none)")
     parser.add_argument("--limit", type=int, help="number of documents per task (default: all)")

@@ -133,6 +133,12 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         has_none = any(action.default is none for none in (None, False, argparse.SUPPRESS)) or action.default == []
         return text if has_none or "default" in text or not action.option_strings else f"{text} (default: %(default)s)"
 
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Wraps descriptions; examples stay on one line, to be copied."""
+        if text.startswith("example:"):
+            return super()._fill_text(text, width, indent)
+        return argparse.HelpFormatter._fill_text(self, text, width, indent)
+
 
 class _Terminal:
     """Standard output with control characters escaped: untrusted text can't send commands to the terminal."""

@@ -14,7 +14,7 @@ from block_recurrent.presets import DEFAULT_VOCAB_SIZE, SIZES, SYSTEMS, preset
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", help=f"only this system: {', '.join(SYSTEMS)}")
     parser.add_argument("--size", help=f"only this size: {', '.join(SIZES)}")
-    parser.add_argument("--vocab-size", type=int, default=DEFAULT_VOCAB_SIZE, help="V")
+    parser.add_argument("--vocab-size", type=int, default=DEFAULT_VOCAB_SIZE, help="vocabulary size")
     add_json(parser)
 
 

@@ -21,7 +21,9 @@ INTERRUPTED = 130
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
-    parser.add_argument("text", nargs="+", help="UTF-8 text files, read in order as one document; - for standard input")
+    parser.add_argument(
+        "text", nargs="+", metavar="TEXT", help="UTF-8 text files, read in order as one document; - for standard input"
+    )
     parser.add_argument("--memory", required=True, metavar="FILE", help="the memory file to write")
     parser.add_argument("--from", dest="earlier", metavar="FILE", help="start from this memory file")
     add_overwrite(parser)
@@ -39,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that choose a model, shared by all commands that read or generate."""
-    parser.add_argument("run", help="a run folder, a checkpoint, or a model name (see 'brt models')")
+    parser.add_argument("run", metavar="RUN", help="a run folder, a checkpoint, or a model name (see 'brt models')")
     parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint folder")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, ...")
     add_dtype_argument(parser)
@@ -52,7 +54,7 @@ def add_dtype_argument(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=DTYPES,
         default="auto",
-        help="of the computation: auto is bfloat16 on a GPU that has it, else float32; states are always float32",
+        help="dtype of the computation: auto is bfloat16 on a GPU that has it, else float32; states are always float32",
     )
 
 

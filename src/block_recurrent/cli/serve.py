@@ -30,7 +30,7 @@ LIMITS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "runs", nargs="+", metavar="run", help="run folders, checkpoints, or model names (see 'brt models')"
+        "runs", nargs="+", metavar="RUN", help="run folders, checkpoints, or model names (see 'brt models')"
     )
     parser.add_argument(
         "--memories", type=Path, default=Path("memories"), metavar="DIR", help="folder for saved memories"

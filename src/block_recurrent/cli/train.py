@@ -32,7 +32,7 @@ _BY_PRESET = ("train.steps", "train.lanes", "train.save_every", "eval.every", "e
 
 # Flags that set a key of the configuration: flag -> (section.key, type, help).
 _SHORT: dict[str, tuple[str, type, str]] = {
-    "--steps": ("train.steps", int, "number of updates"),
+    "--steps": ("train.steps", int, "number of updates in total"),
     "--lanes": ("train.lanes", int, "batch size: documents read in parallel, over all processes"),
     "--seed": ("train.seed", int, "random seed of weights, dropout and the order of documents"),
     "--bptt": ("train.bptt", int, "number of segments that gradients flow through"),
@@ -63,9 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", help=f"model size: {', '.join(SIZES)}")
     parser.add_argument("--data", help="a folder made by 'brt data prepare'")
     parser.add_argument("--out", help="run folder; 'brt train --out RUN' resumes an existing run")
-    parser.add_argument("--config", metavar="FILE", help="a TOML file, such as the config.toml of a run")
+    parser.add_argument("--config", metavar="FILE", help="settings from a TOML file, such as the config.toml of a run")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any setting (repeatable)"
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any other setting (repeatable)"
     )
     parser.add_argument("--resume", default="auto", help="auto, never, must, or a checkpoint folder")
     parser.add_argument(
@@ -75,28 +75,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             flag, type=kind, metavar=kind.__name__.upper(), help=f"{text} ({key}; default: {_default(key)})"
         )
-    parser.add_argument("--dtype", choices=DTYPES, help="dtype of the computation (train.dtype)")
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="dtype of the computation; auto: bfloat16 on GPUs that have it, else float32 (train.dtype; default: auto)",
+    )
     parser.add_argument(
         "--parallel",
         choices=PARALLEL,
-        help="under torchrun: replicate (ddp) or shard (fsdp) the model (train.parallel)",
+        help="under torchrun: replicate (ddp) or shard (fsdp) the model (train.parallel; default: ddp)",
     )
     parser.add_argument(
         "--deterministic",
         action=argparse.BooleanOptionalAction,
-        help="bit-for-bit reproducible, on GPUs too (train.deterministic)",
+        help="reproduce results on a GPU bit for bit; on a CPU they always are (train.deterministic; default: on)",
     )
     parser.add_argument(
         "--tf32",
         action=argparse.BooleanOptionalAction,
-        help="use TF32 for float32 matrix products on GPUs (train.tf32)",
+        help="use TF32 for float32 matrix products on GPUs (train.tf32; default: off)",
     )
-    parser.add_argument("--compile", action="store_true", default=None, help="use torch.compile (train.compile)")
+    parser.add_argument(
+        "--compile", action="store_true", default=None, help="compile the layers with torch.compile (train.compile)"
+    )
     parser.add_argument(
         "--checkpoint-activations",
         action="store_true",
         default=None,
-        help="recompute activations: less memory, more time (train.checkpoint_activations)",
+        help="recompute activations in the backward pass: less memory, more time (train.checkpoint_activations)",
     )
     parser.add_argument(
         "--tensorboard",
