@@ -66,7 +66,7 @@ def test_without_a_model_it_trains_only(
     assert main(arguments(box)) == 0
     printed = capsys.readouterr().out
     assert "built without bundled models" in printed
-    assert "the same, bit for bit" in printed
+    assert "the same weights, bit for bit" in printed
     assert "stopped and resumed" in Path("demo/report.html").read_text()
 
 

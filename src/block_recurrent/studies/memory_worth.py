@@ -27,7 +27,7 @@ from block_recurrent.model.memory import DocumentMemory
 
 MEMORY, CLEARED, NOTHING = "with its memory", "state cleared", "with nothing"
 ROWS_AT_ONCE = 32
-LIKELY_BITS, SHORTEST_WORD = 1.0, 3
+LIKELY_BITS, LEAST_GAIN, SHORTEST_WORD = 1.0, 1.0, 3
 RECENT = 512
 Bits = NDArray[np.float64]
 
@@ -121,13 +121,14 @@ def _with_nothing(engine: Engine, reading: Reading) -> Bits:
 def remembered_words(
     reading: Reading, ways: dict[str, Bits], tokenizer: Tokenizer, window: int, count: int = 10
 ) -> list[RememberedWord]:
-    """Words last seen beyond the window that the memory made much more likely: likely ones first, each word once."""
+    """Words last seen beyond the window that the memory made likely, and more than twice as likely; each word once."""
     text = TokenText(reading.tokens, tokenizer)
     without = ways.get(CLEARED, ways[NOTHING])
     gains, distances = without - ways[MEMORY], text.distances[reading.half :]
-    order = np.lexsort((-gains, ways[MEMORY] > LIKELY_BITS))
+    order = np.argsort(-gains, kind="stable")
+    is_likely = (ways[MEMORY] <= LIKELY_BITS) & (gains > LEAST_GAIN)
     found: dict[str, RememberedWord] = {}
-    for place in order[gains[order] > 0].tolist():
+    for place in order[is_likely[order]].tolist():
         index, distance = reading.half + place, int(distances[place])
         word = text.word(index)
         if distance <= window or len(word) < SHORTEST_WORD or not word.isalnum() or word.casefold() in found:

@@ -62,7 +62,12 @@ def describe_gain(gain: Gain | None) -> str:
         )
     rows = [[way, f"{a:.4f}", f"{b:.4f}", f"{b - a:+.4f}"] for way, (a, b) in gain.bits_per_byte.items()]
     table = format_table([f"bits per byte, split '{gain.split}'", "before", "after", "difference"], rows)
-    return f"{table}\n({gain.tokens:,} tokens of {gain.documents} documents that were not trained on)"
+    before, after = gain.bits_per_byte[WITH]
+    documents = "1 document" if gain.documents == 1 else f"{gain.documents} documents"
+    return (
+        f"{table}\nFine-tuning {'saves' if after <= before else 'costs'} {abs(1 - after / before):.1%} of the bits on "
+        f"{gain.tokens:,} tokens of {documents} that were not trained on."
+    )
 
 
 def write_tuned_state(run: Path) -> Path:
