@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from block_recurrent import BlockRecurrentLM, models, preset
-from block_recurrent.cli.main import main
+from block_recurrent.cli.main import COMMANDS, main, parser_of
 from tests.made_text import make_text
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -22,6 +22,10 @@ PAGES = sorted(page.name for page in DOCS.glob("*.md") if page.name != "serving.
 FROM_SCRATCH = ("data.md", "training.md")
 TUTORIALS = [f"tutorials/{name}.md" for name in ("first-model", "your-books", "library")]  # tests/serve has the fourth
 ELSEWHERE = ("hub.md", "writing.md", "recipes.md")  # tests/hub and tests/train run their examples
+SERVED = ("serving.md", "tutorials/serve.md")  # tests/serve runs these
+OF_OTHERS = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"}
+OF_OTHERS |= {"--include_path", "--no-deps", "--data-binary", "--only"}
+"""Flags of torchrun, the harness, pip, curl and tests."""
 SMALLER = [
     (r"--size \S+", "--size micro"),
     (r"--steps \d+", "--steps 2"),
@@ -66,7 +70,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(4):
             (folder / "books" / split / f"book-{number}.txt").write_text(make_text(texts))
     (folder / "books" / "train" / "ramona.txt").write_text(make_text(texts))
-    (folder / "book.txt").write_text(make_text(texts))
+    for name in ("book", "chapter2", "next"):
+        (folder / f"{name}.txt").write_text(make_text(texts))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         run("brt tokenizer train --vocab-size 600 --out vocabulary.model books/")
@@ -96,6 +101,33 @@ def room(folder: Path) -> Path:
     for name, trained in (("code", "first"), ("books", "bpe8k")):
         run(f"brt models pack {folder}/runs/{trained} --name {name} --out {folder}/box/{name}")
     return folder / "box"
+
+
+def every_page() -> dict[str, str]:
+    """The pages of docs/, by path."""
+    return {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
+
+
+def test_every_block_is_run() -> None:
+    """What can't be run here (it needs a network, a GPU or a server) is marked as text; nothing is indented instead."""
+    for page, text in every_page().items():
+        kinds = set(re.findall(r"^ *```(\w*)\n.*?^ *```$", text, flags=re.DOTALL | re.MULTILINE))
+        assert kinds <= {"sh", "console", "python", "text"}, page
+        assert kinds <= {"text"} or page in {*PAGES, *TUTORIALS, *SERVED}, page
+        assert not re.search(r"^    (brt|pip|python|curl|make) ", text, flags=re.MULTILINE), page
+
+
+def test_every_command_and_flag_exists() -> None:
+    """Also those in sentences, tables and blocks that are not run."""
+    flags = {name: set(parser_of(name)._known(flags=True)) for name in COMMANDS}
+    for page, text in every_page().items():
+        for words in re.findall(r"(?:^|`)brt ((?:[^`\n]|\\\n)+)", text, flags=re.MULTILINE):
+            name = words.split()[0]
+            assert name in {*flags, "COMMAND"}, f"{page}: brt {words}"
+            unknown = set(re.findall(r" (--[\w-]+)", words)) - flags.get(name, set())
+            assert not unknown, f"{page}: brt {words}"
+        mentioned = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", text))
+        assert mentioned <= set().union(OF_OTHERS, *flags.values()), page
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])

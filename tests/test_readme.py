@@ -59,7 +59,10 @@ def test_the_example_runs(tmp_path: Path) -> None:
 
 def test_the_make_targets_exist() -> None:
     makefile = (Path(__file__).parent.parent / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"^make ([\w-]+)", README, flags=re.MULTILINE):
+    contributing = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    targets = re.findall(r"^make ([\w-]+)", README + contributing, flags=re.MULTILINE)
+    assert {"demo", "test", "docs"} <= set(targets)
+    for target in targets:
         assert f"\n{target}:" in makefile
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
-from block_recurrent.cli.main import COMMANDS, main
+from block_recurrent.cli.main import COMMANDS, main, parser_of
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,6 +26,24 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
         main([command, "--help"])
     assert stop.value.code == 0
     assert f"example: brt {command}" in capsys.readouterr().out
+
+
+def examples(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Of a command and its subcommands."""
+    yield (parser.epilog or "").removeprefix("example: ")
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from examples(below)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_its_examples_are_valid(command: str) -> None:
+    parser = parser_of(command)
+    for example in filter(None, examples(parser)):
+        brt, name, *words = shlex.split(example.split(" > ")[0])
+        assert (brt, name) == ("brt", command)
+        parser.parse_args(words)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

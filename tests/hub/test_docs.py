@@ -35,17 +35,6 @@ def test_writing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (folder / "book.memory").is_file()
 
 
-def test_the_commands_of_memory_files(folder: Path) -> None:
-    for name in ("book.txt", "chapter2.txt", "next.txt"):
-        (folder / name).write_text("The captain of the sea. " * 20)
-    page = (DOCS / "writing.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^    brt ((?:read|write|score|memory info) .*)$", page, re.M)
-    assert len(commands) == 5
-    for command in commands:
-        words = re.findall(r'"[^"]*"|\S+', command)
-        assert main([word.strip('"') for word in words]) == 0
-
-
 def test_hub(folder: Path) -> None:
     assert main(["export", "runs/first", "hf/first"]) == 0
     names = {"book": "The captain of the sea. " * 20}
