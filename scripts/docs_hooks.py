@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages that are generated (command line, notebooks), and files from outside docs/.
+"""Hooks of mkdocs: pages that are generated (command line, settings, notebooks), and files from outside docs/.
 
 The pages of docs/ link to `../results/x.md` and the like, so that links work in the repository too. In the site those
 files are one level higher, and the hook shortens the links.
@@ -35,7 +35,8 @@ def on_files(files: Files, config: Any) -> Files:
     for path in [*(ROOT / name for name in OUTSIDE), *sorted((ROOT / "results").rglob("*"))]:
         if path.is_file():
             files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
-    files.append(File.generated(config, "reference/cli.md", content=_script("docs_cli").page()))
+    for page in ("cli", "settings"):
+        files.append(File.generated(config, f"reference/{page}.md", content=_script(f"docs_{page}").page()))
     for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         for name, content in _script("docs_notebook").pages(notebook).items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))

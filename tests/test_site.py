@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import re
@@ -13,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from block_recurrent.cli.main import COMMANDS
+from block_recurrent.run_config import SECTIONS
 
 ROOT = Path(__file__).parent.parent
 pytest.importorskip("mkdocs", reason="needs mkdocs")
@@ -63,6 +65,16 @@ def test_the_reference_has_every_command_and_flag(site: Path) -> None:
         assert f'id="brt-{name}"' in page
     for flag in ("--system", "--wandb", "--clear-every", "--trail-every"):
         assert flag in page
+
+
+def test_the_reference_has_every_setting(site: Path) -> None:
+    page = (site / "reference" / "settings.html").read_text(encoding="utf-8")
+    for section, kind in SECTIONS.items():
+        rows = script("docs_settings").fields(kind)
+        assert [name for name, _, _ in rows] == [field.name for field in dataclasses.fields(kind)]
+        for name, _, meaning in rows:
+            assert meaning, f"{section}.{name} has no description"
+            assert f"{section}.{name}</code>" in page
 
 
 def test_the_reference_has_every_public_name(site: Path) -> None:

@@ -97,7 +97,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    generated = {ROOT / "docs" / "reference" / "cli.md"}
+    generated = {ROOT / "docs" / "reference" / f"{name}.md" for name in ("cli", "settings")}
     for target, anchor in re.findall(r"\]\((?![a-z]+:)([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8")):
         place = (page.parent / target).resolve() if target else page
         assert place.exists() or place in generated, f"{page.name}: {target}"
