@@ -148,28 +148,10 @@ def _training(demo: Demo) -> None:
 
 
 def _recipe(demo: Demo, data: Path, out: Path) -> list[object]:
-    """A short run, whose learning rate decays within its own number of steps."""
-    settings: dict[str, object] = {
-        "optimizer.name": "adamw",
-        "schedule.kind": "cosine",
-        "schedule.learning_rate": 0.004,
-        "schedule.final_learning_rate": 0.0002,
-        "schedule.warmup": min(40, demo.steps // 4),
-        "model.dropout": 0.0,
-        "model.attention_dropout": 0.0,
-    }
+    """The arguments of `brt train`: the recipe of the size, with one validation at the end."""
     words: list[object] = ["--system", SYSTEM, "--size", demo.size, "--data", data, "--out", out, "--steps", demo.steps]
-    words += [
-        "--eval-every",
-        0,
-        "--eval-tokens",
-        1024 if demo.quick else 32_768,
-        "--save-every",
-        max(1, demo.steps // 4),
-    ]
-    for key, value in settings.items():
-        words += ["--set", f"{key}={value}"]
-    return words
+    words += ["--eval-every", 0, "--eval-tokens", 1024 if demo.quick else 32_768]
+    return [*words, "--save-every", max(1, demo.steps // 4)]
 
 
 def _brt(*words: object, stops: bool = False) -> None:
