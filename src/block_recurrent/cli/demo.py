@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent import models
-from block_recurrent.cli.output import print_notes, size
+from block_recurrent.cli.output import (
+    add_json,
+    check_outputs,
+    give_json,
+    in_snake_case,
+    print_notes,
+    size,
+    text_of,
+)
 from block_recurrent.errors import BlockRecurrentError, ConfigError, FileFormatError
 from block_recurrent.io.output import print_table, write_file
 
@@ -48,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quick", action="store_true", help="finish in seconds, with less text and fewer training steps"
     )
     parser.add_argument("--open", action="store_true", help="open the report in a browser at the end")
+    add_json(parser)
 
 
 @dataclass
@@ -83,17 +92,20 @@ def run(args: argparse.Namespace) -> int:
         args.steps or (QUICK_STEPS if args.quick else STEPS),
         args.quick,
     )
+    check_outputs(args, "json")
     _check(demo)
     _claim(demo)
-    if demo.model is None:
-        print(
-            "This package was built without bundled models (see 'brt models'). The reading part is "
-            "skipped; a model is trained from scratch."
-        )
-    else:
-        _reading(demo)
-    _training(demo)
-    _close(demo, time.monotonic() - began, args.open)
+    with text_of(args, is_progress=True):
+        if demo.model is None:
+            print(
+                "This package was built without bundled models (see 'brt models'). The reading part is "
+                "skipped; a model is trained from scratch."
+            )
+        else:
+            _reading(demo)
+        _training(demo)
+        _close(demo, time.monotonic() - began, args.open)
+    give_json(args, in_snake_case(demo.found))
     return 0
 
 
