@@ -268,6 +268,7 @@ def main_(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", default=names, choices=names, help="which attacks (default: all)")
     parser.add_argument("--kinds", nargs="+", help="only these kinds of files, and families (default: all)")
     args = parser.parse_args(argv)
+    _sources()
 
     def chosen(kinds: Iterable[str]) -> list[str]:
         return [kind for kind in kinds if args.kinds is None or kind in args.kinds]
@@ -316,8 +317,9 @@ def _write(out: Path, result: dict[str, Any]) -> None:
     out.with_suffix(".md").write_text("\n\n".join(["\n".join(lines), *notes]) + f"\nOn {'; '.join(where)}.\n")
 
 
+@functools.cache
 def _sources() -> str:
-    """The commit that was measured."""
+    """The commit that is measured; asked for when the modules have just been imported."""
     git = ["git", "-C", str(Path(__file__).parent)]
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     changed = subprocess.run([*git, "status", "--porcelain", "--", "../../src"], capture_output=True, text=True).stdout
