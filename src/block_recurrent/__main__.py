@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 
 
@@ -16,6 +15,8 @@ def main() -> int:
         print("brt: stopped", file=sys.stderr)
         return 130
     finally:
+        import signal
+
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the work is done, and threads are being joined
 
 

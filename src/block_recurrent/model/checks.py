@@ -21,8 +21,7 @@ def check_tokens(tokens: Tensor, vocab_size: int, device: torch.device, name: st
         raise InputError(f"{name} has shape {tuple(tokens.shape)}: it must be (lanes, length), with at least one lane")
     if tokens.device != device:
         raise InputError(f"{name} is on {tokens.device}, the model on {device}: move one of them")
-    # On a GPU this would synchronize: tokens are checked before they are moved there. torch.export has no values.
-    if tokens.is_cpu and not torch.compiler.is_compiling():
+    if tokens.is_cpu:  # on a GPU this would synchronize: tokens are checked before they are moved there
         check_range(tokens, vocab_size, name)
 
 

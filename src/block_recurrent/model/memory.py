@@ -95,8 +95,7 @@ class DocumentMemory:
                     knn=KNNMemory.empty((lanes, H, config.memory_size, K), spare, like) if memorizing else None,
                 )
             )
-        # From a list, so that torch.export knows the values.
-        return cls(tuple(layers), torch.tensor([0] * lanes), config)
+        return cls(tuple(layers), torch.zeros(lanes, dtype=torch.int64), config)
 
     def __repr__(self) -> str:
         read = self.tokens_read.tolist()
