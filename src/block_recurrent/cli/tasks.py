@@ -128,7 +128,7 @@ def _run(args: argparse.Namespace) -> int:
         if found[name] is None:
             print("stopped; rerun the same command to resume", file=sys.stderr)
             return STOPPED
-    give_json(args, in_snake_case(found))
+    give_json(args, {name: in_snake_case(result) for name, result in found.items()})
     return 0
 
 
