@@ -118,6 +118,13 @@ def test_an_evaluation_that_is_none(kind, files, capsys):
         assert "Traceback" not in error
 
 
+@pytest.mark.parametrize("line", ["3", "[]", "{}", '{"step": 1}', '{"step": 1, "split": "train"}', "[" * 2000, "x"])
+def test_a_line_of_metrics_that_is_none(line, files, capsys):
+    with open(files / RUN / "metrics.jsonl", "a") as file:
+        file.write(f"{line}\n")
+    assert "metrics.jsonl'" in refusal(["models", "pack", files / RUN, "--name", "x", "--out", files / "new"], capsys)
+
+
 def test_text_of_a_card_does_not_command_the_terminal(files, monkeypatch, capsys):
     (files / "about.toml").write_text('summary = "\\u001b]0;owned\\u0007"\nlimits = ["</script><script>"]')
     pack = ["models", "pack", files / RUN, "--name", "x", "--out", files / "new", "--about", files / "about.toml"]

@@ -137,7 +137,7 @@ def _claim(demo: _Demo) -> None:
     if path.is_file():
         try:
             before = json.loads(path.read_bytes())["settings"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise FileFormatError(f"'{path}' is corrupt: remove '{demo.out}', or choose another --out") from None
         if before != values:
             raise ConfigError(f"'{demo.out}' contains a demo with other settings: choose another --out, or remove it")
