@@ -8,7 +8,10 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # as in typing, whose import takes long: until `brt` has begun, Ctrl-C is a traceback
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.2.0"
 

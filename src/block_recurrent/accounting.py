@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from block_recurrent.config import ModelConfig
+from block_recurrent.errors import ConfigError
 
 BACKWARD_AND_FORWARD = 3
 """A training step costs three forward passes: the backward pass has two products for each one of the forward pass."""
@@ -29,6 +31,20 @@ def cost_of(config: ModelConfig) -> Cost:
     embedding = config.vocab_size * config.d_model
     flops = BACKWARD_AND_FORWARD * 2 * embedding + sum(_layer_flops(config, number) for number in layers)
     return Cost(embedding + inner, inner, flops, sum(_layer_memory(config, number) for number in layers))
+
+
+def machine_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_weights_fit(config: ModelConfig) -> None:
+    """Raise an error before anything is allocated, if this machine can't hold the weights."""
+    if (weights := BYTES * cost_of(config).parameters) > (there := machine_memory()):
+        raise ConfigError(
+            f"the weights alone need {weights / 2**30:,.0f} GiB, but this machine has {there / 2**30:,.0f} GiB: choose "
+            "a smaller --size, or lower model.d_model or model.vocab_size"
+        )
 
 
 def _heads_width(config: ModelConfig) -> int:

@@ -13,6 +13,8 @@ from block_recurrent.errors import ConfigError, did_you_mean
 # Lists, because `register_gate` and `register_update` add to them.
 GATE_NAMES = ["fixed", "lstm"]
 GATE_CONFIGS = ["dual", "single", "skip"]
+MOST, MOST_LAYERS = 2**40, 4096
+"""Far more than any model has. Layers are made one by one: a wrong number of them would keep a machine busy."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in _SIZES:
-            size = getattr(self, name)
-            _check(name, size, _is_int(size) and size >= 1, "a whole number of at least 1")
+            check_size(name, getattr(self, name))
         for name in ("recurrent_layers", "memory_layers"):
             object.__setattr__(self, name, _layer_numbers(name, getattr(self, name), self.num_layers))
         for name in ("dropout", "attention_dropout"):
@@ -145,6 +146,14 @@ def _known(values: Mapping[str, Any]) -> dict[str, Any]:
                 f"unknown model key '{key}'{did_you_mean(str(key), names)}; the keys are {', '.join(names)}"
             )
     return dict(values)
+
+
+def check_size(name: str, value: Any) -> None:
+    """Raise an error if the field is a size, and the value is none."""
+    if name in _SIZES:
+        most = MOST_LAYERS if name == "num_layers" else MOST
+        _check(name, value, _is_int(value) and value >= 1, "a whole number of at least 1")
+        _check(name, value, value <= most, f"at most {most}")
 
 
 def _is_int(value: Any) -> bool:

@@ -21,6 +21,8 @@ from torch import Tensor
 from block_recurrent.checkpoint import list_checkpoints
 from block_recurrent.cli.main import main
 from block_recurrent.io import door
+from block_recurrent.io.tensors import read_tensors
+from block_recurrent.model.memory_file import hash_tensors
 from tests.security.made import RUN, SUBWORDS, forge_memory, fresh_copy, reseal, train_arguments
 
 ODD = (0, 1, -1, 7, 2**31, 2**40, 2**63, 2**70, 1.5, True, None, "", "x", [], [0], [[1]], {}, {"1": [3]}, float("nan"))
@@ -223,6 +225,42 @@ def _export(folder: Path, rng: random.Random) -> None:
     write_export_manifest(out)
 
 
+def _packed(folder: Path, rng: random.Random) -> None:
+    _remove(folder / "forged")
+    out = fresh_copy(folder / "box", folder / "forged")
+    if rng.random() < 0.7:
+        card = json.loads((out / "card.json").read_text())
+        del card["sha256"]
+        change_value(card, rng)
+        (out / "card.json").write_text(door.seal_json(json.dumps(card)))
+    else:
+        tensors = load_file(out / "model.safetensors")
+        change_tensor(tensors, rng)
+        save_file(tensors, out / "model.safetensors")
+    reseal(out)
+
+
+def _use_packed(folder: Path) -> bool:
+    shown = _commands(["models", "show", str(folder / "forged")])
+    return _commands(["score", str(folder / "forged"), str(folder / "text.txt")]) and shown
+
+
+def _state(folder: Path, rng: random.Random) -> None:
+    _remove(folder / "forged")
+    tensors, seal = read_tensors(folder / "tuned.state")
+    if rng.random() < 0.7:
+        change_tensor(tensors, rng)
+        seal["sha256"] = hash_tensors(tensors)
+    else:
+        seal[rng.choice(list(seal))] = str(rng.choice(ODD))
+    save_file(tensors, folder / "forged", seal)
+
+
+def _use_state(folder: Path) -> bool:
+    score = ["score", str(folder / RUN), str(folder / "text.txt"), "--state", str(folder / "forged")]
+    return _commands(score)
+
+
 def _use_export(folder: Path) -> bool:
     """Through transformers, whose errors are its own: only a crash of the process would be one of ours."""
     from block_recurrent.hub.modeling import BlockRecurrentForCausalLM
@@ -249,4 +287,6 @@ FORGERIES = {
     "configurations": Forgery(_configuration, _use_configuration),
     "tokenizers": Forgery(_tokenizer, _use_tokenizer),
     "exports": Forgery(_export, _use_export),
+    "packed models": Forgery(_packed, _use_packed),
+    "tuned states": Forgery(_state, _use_state),
 }

@@ -3,7 +3,7 @@
 Every flip changes one byte of a real file, loads it as a command would, and puts it back. 'accepted' are those that
 loaded without an error or a warning; 'tracebacks' those that raised anything but a one-line error of ours. A forged
 file has a random change and hashes that fit: it is refused, or used without harm. 'stuck' are killed runs that did not
-resume.
+resume. 'sources' is the commit that a line was measured at.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -266,18 +266,24 @@ def main_(argv: list[str] | None = None) -> int:
     parser.add_argument("--saves", type=int, default=3, help="of them during saves (default: %(default)s)")
     names = ("flips", "forged", "threads", "hashes", "kills")
     parser.add_argument("--only", nargs="+", default=names, choices=names, help="which attacks (default: all)")
+    parser.add_argument("--kinds", nargs="+", help="only these kinds of files, and families (default: all)")
     args = parser.parse_args(argv)
+    _sources()
+
+    def chosen(kinds: Iterable[str]) -> list[str]:
+        return [kind for kind in kinds if args.kinds is None or kind in args.kinds]
+
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             make_all(folder) if {"flips", "forged"} & {*args.only} else make_data(folder)
         counts = dict.fromkeys(FORGERIES, args.forged_others) | {"memory files": args.forged}
         attacks: dict[str, list[Callable[[], dict[str, Any]]]] = {
-            "flips": [partial(flips, folder, kind, args.flips) for kind in KINDS],
-            "forged": [partial(forged, folder, kind, count) for kind, count in counts.items()],
+            "flips": [partial(flips, folder, kind, args.flips) for kind in chosen(KINDS)],
+            "forged": [partial(forged, folder, kind, counts[kind]) for kind in chosen(counts)],
             "threads": [partial(threads, args.operations)],
             "hashes": [partial(hash_cost, RUN, "tiny", 4_000_000, 65_536)],
-            "kills": [partial(kills, folder, system, args.kills, args.saves) for system in SYSTEMS],
+            "kills": [partial(kills, folder, system, args.kills, args.saves) for system in chosen(SYSTEMS)],
         }
         for work in (work for name in args.only for work in attacks[name]):
             result = work()
@@ -291,7 +297,9 @@ def _short(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(out: Path, result: dict[str, Any]) -> None:
-    """Beside what was measured before: a result takes the place of an earlier one of its name."""
+    """Beside what was measured before: a result takes the place of an earlier one of its name, and says of which
+    sources it is."""
+    result["sources"] = _sources()
     before = json.loads(out.with_suffix(".json").read_text())["results"] if out.with_suffix(".json").exists() else []
     by_name = {each["what"]: each for each in [*before, result]}
     sanitizers = os.environ.get("BRT_SANITIZED", "")
@@ -299,13 +307,23 @@ def _write(out: Path, result: dict[str, Any]) -> None:
     found = {"command": command, "machine": machine(), "versions": versions(), "results": list(by_name.values())}
     out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
     built = f", kernels built with {sanitizers}" if sanitizers else ""
-    lines = [f"`{command}`{built}", "", "| what | figures |", "| --- | --- |"]
+    lines = [f"`{command}`{built}", "", "| what | figures | sources |", "| --- | --- | --- |"]
     for each in by_name.values():
-        figures = ", ".join(f"{k.replace('_', ' ')} {_figure(v)}" for k, v in _short(each).items() if k != "what")
-        lines.append(f"| {each['what']} | {figures} |")
+        shown = {k: v for k, v in _short(each).items() if k not in ("what", "sources")}
+        figures = ", ".join(f"{k.replace('_', ' ')} {_figure(v)}" for k, v in shown.items())
+        lines.append(f"| {each['what']} | {figures} | {each.get('sources', 'not recorded')} |")
     where = [f"{machine()['processor']}, {machine()['cores']} cores", *map(" ".join, versions().items())]
     notes = (__doc__ or "").split("\n\n")[1:]
     out.with_suffix(".md").write_text("\n\n".join(["\n".join(lines), *notes]) + f"\nOn {'; '.join(where)}.\n")
+
+
+@functools.cache
+def _sources() -> str:
+    """The commit that is measured; asked for when the modules have just been imported."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    changed = subprocess.run([*git, "status", "--porcelain", "--", "../../src"], capture_output=True, text=True).stdout
+    return f"{commit or 'not recorded'}{' and changes' if changed else ''}"
 
 
 def _figure(value: Any) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from block_recurrent import __version__
-from block_recurrent.io.output import write_file
+from block_recurrent.io.output import finite, write_file
 
 SCRIPTS = ("charts.js", "bars.js", "book.js", "tables.js", "report.js")
 
@@ -39,12 +38,3 @@ def _json_in_html(data: Any) -> str:
     """JSON that can't end the surrounding script element, nor open a comment in it."""
     text = json.dumps(finite(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def finite(data: Any) -> Any:
-    """The same with non-finite numbers as None."""
-    if isinstance(data, dict):
-        return {key: finite(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data

@@ -15,12 +15,12 @@ from block_recurrent.analysis.comparison import (
     gain_by_distance,
 )
 from block_recurrent.analysis.packing import pack_document
-from block_recurrent.analysis.page_file import finite, write_page
+from block_recurrent.analysis.page_file import write_page
 from block_recurrent.analysis.token_text import DISTANCE_RULE, NAME_RULE, WORD_RULE
 from block_recurrent.evaluate.headroom import DEFINITIONS as HEADROOM_DEFINITIONS
 from block_recurrent.evaluate.measures import DEFINITIONS, FEW_DOCUMENTS, MEASURES, Score, bootstrap
 from block_recurrent.evaluate.show import number
-from block_recurrent.io.output import write_json
+from block_recurrent.io.output import finite, write_json
 
 TOKENS_IN_PAGE = 2_000_000
 """Maximum number of tokens in a page: about 10 MB. Further documents are only in report.json."""

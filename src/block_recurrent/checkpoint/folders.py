@@ -109,16 +109,20 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def finish(path: Path, step: int, validation_bits: float | None) -> None:
     """Add the manifest to the temporary folder of `path`, sync it, and rename it to `path`."""
-    aside = aside_of(path)
+    write_manifest(aside_of(path), step, validation_bits)
+    atomic.commit_folder(path)
+
+
+def write_manifest(folder: Path, step: int, validation_bits: float | None) -> None:
+    """Add the manifest to a folder that has all other files."""
     manifest = {
         "format": FORMAT,
         "version": VERSION,
         "step": step,
         "validation_bits": validation_bits if validation_bits is None or math.isfinite(validation_bits) else None,
-        "files": dict(sorted(door.list_files(aside).items())),
+        "files": dict(sorted(door.list_files(folder).items())),
     }
-    (aside / MANIFEST).write_text(door.seal_json(json.dumps(manifest, indent=1)))
-    atomic.commit_folder(path)
+    (folder / MANIFEST).write_text(door.seal_json(json.dumps(manifest, indent=1)))
 
 
 def sweep(run: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from block_recurrent import models
+from block_recurrent.accounting import check_weights_fit
 from block_recurrent.checkpoint.folders import Checkpoint, find_checkpoint, verify
 from block_recurrent.checkpoint.sharded import read_sharded_weights
 from block_recurrent.data import load_tokenizer
@@ -50,6 +51,7 @@ def load_run(run: str | Path, checkpoint: str | Path = "last", device: torch.dev
     """
     run, checkpoint, told = models.locate(run, checkpoint)
     config = read_config(run)
+    check_weights_fit(config.model)
     model = BlockRecurrentLM(config.model)
 
     def load(path: Path) -> Checkpoint:

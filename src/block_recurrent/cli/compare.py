@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.cli.eval import add_scoring_arguments, load
-from block_recurrent.cli.output import add_overwrite
+from block_recurrent.cli.output import add_json, check_outputs, give_json, text_of
 from block_recurrent.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=int, default=40, metavar="K", help="number of tokens in each table")
     parser.add_argument("--no-inspect", action="store_true", help="skip the inspection of A's memory")
     parser.add_argument("--no-png", action="store_true", help="skip PNG plots (which need the extra 'plots')")
-    add_overwrite(parser)
+    add_json(parser)
     add_scoring_arguments(parser)
 
 
@@ -50,10 +50,11 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.top < 1:
         raise ConfigError(f"--top is {args.top}: it must be at least 1")
-    _make_folder(args.out, args.overwrite, not args.no_png)
+    check_outputs(args, "json")
+    _check_folder(args.out, args.overwrite, not args.no_png)
     from block_recurrent.analysis.comparison import compare
     from block_recurrent.analysis.memory_report import inspection_numbers, inspection_page_data
-    from block_recurrent.analysis.report import ReportData, write_report
+    from block_recurrent.analysis.report import ReportData, report_numbers, write_report
     from block_recurrent.data import Corpus
     from block_recurrent.io.progress import shown_progress
 
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     loaded_b = load(args.b, args) if args.b else loaded_a
     _check_tokenizers(loaded_a, loaded_b, corpus, args)
     reading_a, reading_b, about_b, chosen = _readings(loaded_a, loaded_b, corpus, args)
+    _make_folder(args.out)
     with shown_progress("scoring both models") as progress:
         found = compare(
             reading_a,
@@ -84,17 +86,26 @@ def run(args: argparse.Namespace) -> int:
         inspections = [inspection]
     title = f"{reading_a.label} against {reading_b.label}"
     subtitle = f"split '{args.split}' of {corpus.folder.name}: {found.total_a.tokens:,} tokens"
-    write_report(args.out, ReportData(title, subtitle, found, side_a, side_b, numbers, pages))
-    _print(found, args.out)
-    if not args.no_png:
-        _write_pictures(args.out, found, inspections)
+    data = ReportData(title, subtitle, found, side_a, side_b, numbers, pages)
+    write_report(args.out, data)
+    with text_of(args):
+        _print(found, args.out)
+        if not args.no_png:
+            _write_pictures(args.out, found, inspections)
+    give_json(args, report_numbers(data))
     return 0
 
 
-def _make_folder(out: Path, overwrite: bool, with_plots: bool) -> None:
+def _check_folder(out: Path, overwrite: bool, with_plots: bool) -> None:
     for path in (out / "report.html", out / "report.json", *(sorted(out.glob("*.png")) if with_plots else ())):
         if path.exists() and not overwrite:
             raise ConfigError(f"'{path}' exists: give --overwrite to replace it, or another --out")
+    if out.exists() and not out.is_dir():
+        raise DataError(f"--out '{out}' can't be created: it is not a folder")
+
+
+def _make_folder(out: Path) -> None:
+    """Before the scoring, which takes long, and after everything else was found to be valid."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from block_recurrent.cli.output import add_json, check_outputs, give_json
+from block_recurrent.cli.output import add_json, check_outputs, give_json, text_of
 from block_recurrent.errors import FileFormatError
 from block_recurrent.io.output import print_table
 from block_recurrent.io.progress import shown_progress
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--strict", action="store_true", help="reject text that is not UTF-8, instead of replacing invalid bytes"
     )
-    sub.add_argument("--overwrite", action="store_true", help="replace an existing prepared folder")
+    add_json(sub)
     sub.add_argument("--threads", type=int, help="encoding threads (default: one per processor)")
 
     sub = command("info", "print documents, tokens, words and bytes of each split", _info)
@@ -66,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     sub = command("verify", "verify the hashes and the index of a prepared folder", _verify)
     sub.add_argument("folder", metavar="DIR", help="a prepared folder")
+    add_json(sub)
 
 
 def add_unit(parser: argparse.ArgumentParser) -> None:
@@ -93,9 +94,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _prepare(args: argparse.Namespace) -> int:
     from block_recurrent.data.corpus.prepare import PrepareSettings, prepare
+    from block_recurrent.data.corpus.report import summarize
     from block_recurrent.data.sources import total_size
     from block_recurrent.data.tokenizers.base import load_tokenizer
 
+    check_outputs(args, "json")
     settings = PrepareSettings(
         tuple(args.sources), args.unit, args.validation, args.test, args.strict, args.overwrite, args.threads
     )
@@ -103,9 +106,11 @@ def _prepare(args: argparse.Namespace) -> int:
     size = total_size(args.sources)
     with shown_progress("prepare", "bytes") as progress:
         corpus = prepare(settings, tokenizer, args.out, lambda _, done: progress(done, size))
-    print(f"prepared {args.out}")
-    _print_summary(corpus, segment=4096)
-    _print_remarks(corpus)
+    with text_of(args):
+        print(f"prepared {args.out}")
+        _print_summary(corpus, segment=4096)
+        _print_remarks(corpus)
+    give_json(args, {"folder": str(args.out), **summarize(corpus, 4096), "skipped": corpus.left_out})
     return 0
 
 
@@ -140,12 +145,15 @@ def _verify(args: argparse.Namespace) -> int:
     from block_recurrent.data.corpus.report import problems
     from block_recurrent.data.sources.document import SPLITS
 
+    check_outputs(args, "json")
     corpus = Corpus(args.folder)
-    found = list(problems(corpus))
+    found, count = list(problems(corpus)), sum(len(corpus.documents(split)) for split in SPLITS)
+    give_json(args, {"folder": args.folder, "documents": count, "problems": found})
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise FileFormatError(f"'{args.folder}' does not match its manifest: {found[0]}{more}; prepare it again")
-    print(f"{args.folder}: {sum(len(corpus.documents(split)) for split in SPLITS)} documents verified")
+    with text_of(args):
+        print(f"{args.folder}: {count} documents verified")
     return 0
 
 

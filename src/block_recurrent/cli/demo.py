@@ -15,6 +15,7 @@ from typing import Any
 
 from block_recurrent import models
 from block_recurrent.cli.demo_reading import Demo, read_and_generate, seen
+from block_recurrent.cli.output import add_json, check_outputs, give_json, in_snake_case, text_of
 from block_recurrent.errors import BlockRecurrentError, ConfigError, FileFormatError
 from block_recurrent.io.output import print_table, write_file
 
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quick", action="store_true", help="finish in seconds, with less text and fewer training steps"
     )
     parser.add_argument("--open", action="store_true", help="open the report in a browser at the end")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,17 +56,20 @@ def run(args: argparse.Namespace) -> int:
         args.steps or (QUICK_STEPS if args.quick else STEPS),
         args.quick,
     )
+    check_outputs(args, "json")
     _check(demo)
     _claim(demo)
-    if demo.model is None:
-        print(
-            "This package was built without bundled models (see 'brt models'). The reading part is "
-            "skipped; a model is trained from scratch."
-        )
-    else:
-        read_and_generate(demo)
-    _training(demo)
-    _close(demo, time.monotonic() - began, args.open)
+    with text_of(args, is_progress=True):
+        if demo.model is None:
+            print(
+                "This package was built without bundled models (see 'brt models'). The reading part is "
+                "skipped; a model is trained from scratch."
+            )
+        else:
+            read_and_generate(demo)
+        _training(demo)
+        _close(demo, time.monotonic() - began, args.open)
+    give_json(args, in_snake_case(demo.found))
     return 0
 
 
@@ -96,7 +101,7 @@ def _claim(demo: Demo) -> None:
     if path.is_file():
         try:
             before = json.loads(path.read_bytes())["settings"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise FileFormatError(f"'{path}' is corrupt: remove '{demo.out}', or choose another --out") from None
         if before != values:
             raise ConfigError(f"'{demo.out}' contains a demo with other settings: choose another --out, or remove it")

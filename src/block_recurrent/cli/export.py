@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from block_recurrent.cli.output import add_overwrite, check_outputs, print_notes
+from block_recurrent.cli.output import add_json, check_outputs, give_json, print_notes, text_of
 from block_recurrent.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="FILE", help="write only the weights, to one file such as model.safetensors")
     parser.add_argument("--checkpoint", default="last", help="last, best, or a checkpoint folder")
-    add_overwrite(parser)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,13 +28,16 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("give one output: a folder for Hugging Face, or --out FILE for the weights only")
     if args.folder and Path(args.folder).exists():
         raise ConfigError(f"'{args.folder}' exists: choose another folder, or remove it")
-    check_outputs(args, "out")
+    check_outputs(args, "out", "json")
     try:
         loaded = _export(args)
     except OSError as error:
         raise CheckpointError(f"'{args.folder or args.out}' can't be written: {error.strerror or error}") from None
     print_notes(loaded.notes)
-    print(f"step {loaded.checkpoint.step} of '{args.run}' was written to '{args.folder or args.out}'")
+    out = args.folder or args.out
+    with text_of(args):
+        print(f"step {loaded.checkpoint.step} of '{args.run}' was written to '{out}'")
+    give_json(args, {"run": args.run, "step": loaded.checkpoint.step, "out": out})
     return 0
 
 

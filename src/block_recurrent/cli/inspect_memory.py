@@ -44,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
         inspection_page_data,
         write_inspection_page,
     )
-    from block_recurrent.analysis.page_file import finite
     from block_recurrent.analysis.token_text import TokenText
     from block_recurrent.cli.eval import load
     from block_recurrent.evaluate.state_edits import check_recurrent
@@ -58,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     inspection, taken = inspect_document(loaded, args.text, tokens, not args.no_ablation)
     if args.json != "-":
         print(describe_inspection(inspection, taken, text))
-    give_json(args, finite(inspection_numbers(inspection, taken)))
+    give_json(args, inspection_numbers(inspection, taken))
     if args.out:
         subtitle = f"run {Path(args.run).name}, step {loaded.checkpoint.step}; {inspection.tokens:,} tokens"
         write_inspection_page(args.out, subtitle, inspection_page_data(inspection, taken, text))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import math
 import os
 import re
 import sys
@@ -18,6 +19,7 @@ from typing import Any, NoReturn, TextIO
 
 from block_recurrent.allocator import keep_freed_memory
 from block_recurrent.errors import FAILURE, USAGE, BlockRecurrentError, did_you_mean, printable
+from block_recurrent.io.door import COUNT_LIMIT
 
 COMMANDS = {
     # name: (module, summary, example)
@@ -108,6 +110,18 @@ INTERRUPTED = 130
 class OneLineParser(argparse.ArgumentParser):
     """An ArgumentParser with one-line errors: what was wrong, a suggestion, and where to find help."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register("type", int, _whole_number)
+        self.register("type", float, _number)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Unknown arguments are an error of the subcommand that they were given to, which knows its options."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         message = re.sub(r" \(choose from .*\)$", "", message) if "invalid choice" in message else message
         wrong = re.search(r"unrecognized arguments: (--[\w-]+)|invalid choice: '([^']*)'", message)
@@ -123,6 +137,19 @@ class OneLineParser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction):
                 known += [word for parser in action.choices.values() for word in parser._known(flags)]
         return known
+
+
+def _whole_number(text: str) -> int:
+    """An option's value; a number that no count can be is invalid, like a word."""
+    if abs(value := int(text)) >= COUNT_LIMIT:
+        raise ValueError
+    return value
+
+
+def _number(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError
+    return value
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

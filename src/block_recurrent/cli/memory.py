@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from block_recurrent.cli.output import add_json, add_overwrite, check_outputs, give_json
+from block_recurrent.cli.output import add_json, check_outputs, give_json, text_of
 from block_recurrent.errors import ConfigError, FileFormatError
 from block_recurrent.io.output import print_table
 
@@ -39,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the restored memory here (default: replace the file, with --overwrite)",
     )
-    add_overwrite(rewind)
-    rewind.set_defaults(json=None)
+    add_json(rewind)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,7 +91,7 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _rewind(args: argparse.Namespace) -> int:
-    from block_recurrent.inference.trail import locked, places_of, rewind
+    from block_recurrent.inference.trail import Trail, locked, places_of, rewind
 
     path = Path(args.file)
     if args.to is not None and args.out is None and not args.overwrite and path.exists():
@@ -100,11 +99,16 @@ def _rewind(args: argparse.Namespace) -> int:
     places = places_of(path)
     missing = f"'{path}' has no checkpoints: 'brt read --trail N' keeps them, every --trail-every tokens"
     if args.to is None:
-        print("\n".join(f"{place.position:>12,}" for place in places) or missing)
+        with text_of(args):
+            print("\n".join(f"{place.position:>12,}" for place in places) or missing)
+        give_json(args, {"checkpoints": [place.position for place in places]})
         return 0
     if not places:
         raise FileFormatError(missing)
+    Trail(places).at(args.to)  # before anything is written
     with locked(path.parent):
         rewind(path, args.to, args.out or path)
-    print(f"'{args.out or path}' was rewound to {args.to:,} tokens")
+    with text_of(args):
+        print(f"'{args.out or path}' was rewound to {args.to:,} tokens")
+    give_json(args, {"memory": str(args.out or path), "tokens": args.to})
     return 0

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from block_recurrent.cli.output import add_json, check_outputs, give_json, print_notes, size
+from block_recurrent.cli.output import add_json, check_outputs, give_json, print_notes, size, text_of
 from block_recurrent.errors import ConfigError
 from block_recurrent.io.output import print_table
 
@@ -20,14 +20,12 @@ EVALUATIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(action=_list, overwrite=False)
+    parser.set_defaults(action=_list)
     add_json(parser)
     commands = parser.add_subparsers(metavar="COMMAND", title="commands (default: list the models)")
     show = commands.add_parser("show", help="print the card of a model", allow_abbrev=False)
     show.add_argument("name", help="a name listed by 'brt models', or the folder of a packed model")
-    show.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="write the card as JSON to FILE; '-' or no FILE: print it"
-    )
+    add_json(show)
     show.set_defaults(action=_show)
     what = "pack a run: bfloat16 weights, tokenizer and model card in one folder"
     example = "example: brt models pack runs/long --name code --out code --about about.toml --memory eval.json"
@@ -46,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text in EVALUATIONS.items():
         pack.add_argument(f"--{name}", type=Path, metavar="FILE", help=text)
     pack.add_argument("--most-mb", type=float, default=12.0, metavar="MB", help="maximum size of the folder")
-    pack.add_argument("--overwrite", action="store_true", help="replace an existing model")
+    add_json(pack)
     pack.set_defaults(action=_pack)
 
 
@@ -94,6 +92,7 @@ def _show(args: argparse.Namespace) -> int:
 def _pack(args: argparse.Namespace) -> int:
     if not args.name.replace("-", "").isalnum():
         raise ConfigError(f"--name is '{args.name}': letters, digits and dashes only, not a path")
+    check_outputs(args, "json")
     if args.out.exists() and not args.overwrite:
         raise ConfigError(f"'{args.out}' exists: give --overwrite to replace it, or another --out")
     from block_recurrent.checkpoint import load_run
@@ -106,5 +105,7 @@ def _pack(args: argparse.Namespace) -> int:
     files = {name: path for name in EVALUATIONS if (path := getattr(args, name)) is not None}
     card = make_card(args.name, loaded, locate(args.run)[0], args.about, args.data, files)
     count = pack(loaded, card, args.out, round(args.most_mb * 1e6))
-    print(f"step {loaded.checkpoint.step} of '{args.run}' was written to '{args.out}' ({size(count)})")
+    with text_of(args):
+        print(f"step {loaded.checkpoint.step} of '{args.run}' was written to '{args.out}' ({size(count)})")
+    give_json(args, {"run": args.run, "step": loaded.checkpoint.step, "out": str(args.out), "bytes": count})
     return 0

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from block_recurrent.errors import ConfigError, DataError, printable
-from block_recurrent.io.output import write_file
+from block_recurrent.io.door import read_bytes
+from block_recurrent.io.output import finite, write_file
+
+MOST_THREADS = 1024
 
 
 def print_notes(notes: Iterable[str]) -> None:
@@ -45,18 +50,28 @@ def add_overwrite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace output files that exist")
 
 
+def text_of(args: argparse.Namespace, is_progress: bool = False) -> AbstractContextManager[Any]:
+    """Around everything that a command prints as text: with `--json -`, standard output is for JSON only. Text that
+    tells how a long command proceeds is then on standard error, other text is left out."""
+    if args.json != "-":
+        return nullcontext()
+    return redirect_stdout(sys.stderr if is_progress else io.StringIO())
+
+
 def give_json(args: argparse.Namespace, value: Any) -> None:
     """Write JSON as `--json` says, if it was given."""
-    text = json.dumps(value, indent=1, default=str) if args.json else ""
+    text = json.dumps(finite(value), indent=1, default=str) if args.json else ""
     if args.json == "-":
         print(text)
     elif args.json:
         write_file(Path(args.json), text + "\n")
 
 
-def in_snake_case(titles: dict[str, Any]) -> dict[str, Any]:
+def in_snake_case(titles: Any) -> Any:
     """What is printed under titles, with keys for JSON."""
-    return {re.sub(r"\W+", "_", title).strip("_").lower(): value for title, value in titles.items()}
+    if isinstance(titles, dict):
+        return {re.sub(r"\W+", "_", title).strip("_").lower(): in_snake_case(value) for title, value in titles.items()}
+    return [in_snake_case(value) for value in titles] if isinstance(titles, (list, tuple)) else titles
 
 
 def check_outputs(args: argparse.Namespace, *names: str) -> None:
@@ -76,13 +91,21 @@ def check_outputs(args: argparse.Namespace, *names: str) -> None:
             raise DataError(f"'{path}' can't be written: directory '{path.parent}' is not writable")
 
 
+def check_range(args: argparse.Namespace, name: str, least: int, most: int | None = None) -> None:
+    """Raise an error if the value of an option is out of range."""
+    value = getattr(args, name)
+    if value < least or (most is not None and value > most):
+        rule = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ConfigError(f"--{name.replace('_', '-')} is {value}: it must be {rule}")
+
+
 def check_results(folder: Path, name: str, keys: set[str], overwrite: bool) -> None:
     """Before the work begins: raise an error if results would replace files that this command has not written.
 
     The results of an earlier call, whose JSON has these keys, are replaced: they are extended or computed again.
     """
     try:
-        found = json.loads((folder / f"{name}.json").read_bytes())
+        found = json.loads(read_bytes(folder / f"{name}.json"))
     except (OSError, ValueError, RecursionError):
         found = None
     if overwrite or (isinstance(found, dict) and keys <= found.keys()):

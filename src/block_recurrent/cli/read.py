@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from block_recurrent.cli.output import add_overwrite, print_notes, size
+from block_recurrent.cli.output import add_json, check_outputs, give_json, print_notes, size, text_of
 from block_recurrent.errors import ConfigError, DataError
 from block_recurrent.run_config.sections import DTYPES
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--memory", required=True, metavar="FILE", help="the memory file to write")
     parser.add_argument("--from", dest="earlier", metavar="FILE", help="start from this memory file")
-    add_overwrite(parser)
+    add_json(parser)
     parser.add_argument(
         "--trail", type=int, default=0, metavar="N", help="keep N checkpoints of the memory while reading (default: 0)"
     )
@@ -100,16 +100,21 @@ def run(args: argparse.Namespace) -> int:
     if args.trail < 0 or args.trail_every < 1:
         raise ConfigError("--trail must be at least 0, and --trail-every at least 1")
     check_memory_target(args.memory, args.earlier, args.overwrite)
+    check_outputs(args, "json")
     check_texts(args.text)
     session = open_session(args, args.earlier)
     began, start = time.perf_counter(), session.position
     trail, stopped = _read(session, args)
     seconds, count = time.perf_counter() - began, session.position - start
     save_session(session, Path(args.memory), trail.to_notes())
-    print(
-        f"read {count:,} tokens in {seconds:.1f} s ({count / max(seconds, 1e-9):,.0f} tokens/s), {session.position:,} "
-        f"in total; the memory is in '{args.memory}' ({size(Path(args.memory).stat().st_size)})"
-    )
+    file_bytes, rate = Path(args.memory).stat().st_size, count / max(seconds, 1e-9)
+    with text_of(args):
+        print(
+            f"read {count:,} tokens in {seconds:.1f} s ({rate:,.0f} tokens/s), {session.position:,} in total; the "
+            f"memory is in '{args.memory}' ({size(file_bytes)})"
+        )
+    facts = {"tokens": count, "seconds": seconds, "tokens_per_second": rate, "position": session.position}
+    give_json(args, facts | {"memory": args.memory, "file_bytes": file_bytes, "stopped_at_byte": stopped})
     if stopped is None:
         return 0
     print(f"stopped: to resume, read the text from byte {stopped:,} with --from '{args.memory}'", file=sys.stderr)

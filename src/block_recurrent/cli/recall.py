@@ -6,8 +6,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from block_recurrent.cli.output import add_overwrite, check_results
-from block_recurrent.errors import ConfigError, OutputError
+from block_recurrent.cli.output import (
+    MOST_THREADS,
+    add_json,
+    check_outputs,
+    check_range,
+    check_results,
+    give_json,
+    text_of,
+)
+from block_recurrent.errors import OutputError
 from block_recurrent.io.output import write_json
 from block_recurrent.presets import SIZES, SYSTEMS
 
@@ -29,13 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gate-rate", type=float, default=10.0, help="factor on the learning rate of gate biases")
     parser.add_argument("--seed", type=int, default=0, help="random seed of weights and documents")
     parser.add_argument("--threads", type=int, default=1, help="processor threads; micro models do not benefit from 2")
-    add_overwrite(parser)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    for name, least in (("steps", 1), ("documents", 1), ("seed", 0), ("threads", 1)):
-        if getattr(args, name) < least:
-            raise ConfigError(f"--{name} is {getattr(args, name)}: it must be at least {least}")
+    for name, least in (("steps", 1), ("documents", 1), ("seed", 0)):
+        check_range(args, name, least)
+    check_range(args, "threads", 1, MOST_THREADS)
+    check_outputs(args, "json")
     check_results(args.out, "recall", {"names", "systems", "training"}, args.overwrite)
     import torch
 
@@ -70,11 +79,13 @@ def run(args: argparse.Namespace) -> int:
         print("stopped; rerun the same command to resume", file=sys.stderr)
         return STOPPED
     write_json(args.out / "recall.json", found)
-    print(describe_recall(found))
     written = ["recall.json", "recall.html"]
     write_chart(args.out / "recall.html", recall_chart(found))
     if has_matplotlib():
         write_chart(args.out / "recall.png", recall_chart(found))
         written.append("recall.png")
-    print(f"wrote {', '.join(written)} in {args.out}, along with runs and documents for 'brt compare'")
+    with text_of(args):
+        print(describe_recall(found))
+        print(f"wrote {', '.join(written)} in {args.out}, along with runs and documents for 'brt compare'")
+    give_json(args, found)
     return 0

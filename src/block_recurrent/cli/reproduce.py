@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from block_recurrent.cli.output import add_overwrite, check_results
+from block_recurrent.cli.output import add_json, check_outputs, check_range, check_results, give_json, text_of
 from block_recurrent.errors import ConfigError
 from block_recurrent.io.output import markdown, print_table, write_file, write_json
 from block_recurrent.presets import SIZES, preset
@@ -17,6 +17,7 @@ from block_recurrent.run_config import check_keys, parse_settings
 from block_recurrent.studies.paper_tables import TABLES
 
 STOPPED = 130
+MOST_SEEDS = 1000
 COMPARED = ("rec-fixed-skip", "slide-plus")
 NOTE = (
     "All runs use the same documents in the same order, the same tokens and the same recipe. bits per token: of the "
@@ -50,20 +51,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-report", action="store_true", help="skip the token-by-token comparison of the two main systems"
     )
-    add_overwrite(parser)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     preset(COMPARED[0], args.size)  # raises an error if the size does not exist
     if not 0 < args.budget < math.inf:
         raise ConfigError(f"--budget is {args.budget}: it must be a number of minutes above 0")
-    if args.seeds < 1:
-        raise ConfigError(f"--seeds is {args.seeds}: it must be at least 1")
+    check_range(args, "seeds", 1, MOST_SEEDS)
     settings = parse_settings(args.set)
     check_keys(settings)
     from block_recurrent.studies.reproduce import Study, reproduce, summary
 
     out = args.out or Path("runs") / f"{args.table}-{args.size}"
+    check_outputs(args, "json")
     check_results(out, args.table, {"table", "runs"}, args.overwrite)
     seeds = tuple(range(args.seeds))
     systems = tuple(args.systems.split(",")) if args.systems else ()
@@ -72,13 +73,17 @@ def run(args: argparse.Namespace) -> int:
     if found is None:
         print("stopped; rerun the same command to resume", file=sys.stderr)
         return STOPPED
-    _write_results(out, args.table, found, summary(found))
-    if not args.no_report:
-        _report(args, out, found)
+    with text_of(args, is_progress=True):
+        result = _write_results(out, args.table, found, summary(found))
+        if not args.no_report:
+            _report(args, out, found)
+    give_json(args, result)
     return 0
 
 
-def _write_results(out: Path, table: str, found: dict[str, Any], lines: tuple[list[str], list[list[str]]]) -> None:
+def _write_results(
+    out: Path, table: str, found: dict[str, Any], lines: tuple[list[str], list[list[str]]]
+) -> dict[str, Any]:
     from block_recurrent.bench.harness import machine, versions
 
     head, rows = lines
@@ -91,6 +96,7 @@ def _write_results(out: Path, table: str, found: dict[str, Any], lines: tuple[li
     write_file(out / f"{table}.md", text)
     print(f"wrote {table}.json and {table}.md in {out}")
     _curves(out, table, found)
+    return result
 
 
 def _curves(out: Path, table: str, found: dict[str, Any]) -> None:

@@ -9,7 +9,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from block_recurrent.cli.output import add_json, check_outputs, check_results, give_json
+from block_recurrent.cli.output import (
+    MOST_THREADS,
+    add_json,
+    check_outputs,
+    check_range,
+    check_results,
+    give_json,
+    in_snake_case,
+)
 from block_recurrent.errors import ConfigError, OutputError
 from block_recurrent.io.output import markdown, print_table, write_file, write_json
 from block_recurrent.presets import SIZES, SYSTEMS, preset
@@ -96,9 +104,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    for name, least in (("seeds", 1), ("threads", 1)):
-        if getattr(args, name) < least:
-            raise ConfigError(f"--{name} is {getattr(args, name)}: it must be at least {least}")
+    check_range(args, "seeds", 1)
+    check_range(args, "threads", 1, MOST_THREADS)
     if args.budget is not None and not 0 < args.budget < math.inf:
         raise ConfigError(f"--budget is {args.budget}: it must be a number of minutes above 0")
     for name in args.names:
@@ -121,7 +128,7 @@ def _run(args: argparse.Namespace) -> int:
         if found[name] is None:
             print("stopped; rerun the same command to resume", file=sys.stderr)
             return STOPPED
-    give_json(args, found)
+    give_json(args, {name: in_snake_case(result) for name, result in found.items()})
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from block_recurrent.cli.data import SOURCES, add_shares, add_unit
-from block_recurrent.cli.output import add_overwrite, check_outputs
+from block_recurrent.cli.output import add_json, check_outputs, give_json, text_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,17 +19,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vocab-size", type=int, required=True, metavar="N", help="number of pieces, from 512 to 131072"
     )
     train.add_argument("--out", type=Path, required=True, metavar="FILE", help="output file")
-    add_overwrite(train)
+    add_json(train)
     add_unit(train)
     add_shares(train)
 
 
 def run(args: argparse.Namespace) -> int:
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    check_outputs(args, "out")
+    check_outputs(args, "out", "json")
     from block_recurrent.data.tokenizers.training import save_tokenizer, train_tokenizer
 
     tokenizer = train_tokenizer(args.sources, args.vocab_size, args.unit, args.validation, args.test)
     save_tokenizer(tokenizer, args.out)
-    print(f"{args.out}: {tokenizer.size} pieces; vocabulary size with eos: {tokenizer.vocab_size}")
+    with text_of(args):
+        print(f"{args.out}: {tokenizer.size} pieces; vocabulary size with eos: {tokenizer.vocab_size}")
+    facts = {"file": str(args.out), "pieces": tokenizer.size, "vocabulary_size": tokenizer.vocab_size}
+    give_json(args, facts | {"sha256": tokenizer.sha256})
     return 0

@@ -179,10 +179,6 @@ def resolve_config(args: argparse.Namespace) -> RunConfig:
     given = merge(file, flags)
     check_keys(given)
     source, path = given.get("train", {}).get("init_from"), given.get("data", {}).get("path")
-    names = {"system": given.get("system"), "size": given.get("size"), "train.init_from": source, "data.path": path}
-    for name, value in names.items():
-        if not isinstance(value, (str, type(None))):
-            raise ConfigError(f"{name} is {value!r}: it must be text")
     if source and not (given.get("system") or given.get("size")):
         given = merge(fine_tuning_values(source, given), given)
     for name in ("system", "size"):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from block_recurrent.cli.output import add_overwrite, check_outputs
+from block_recurrent.cli.output import add_json, check_outputs, give_json, text_of
 from block_recurrent.cli.read import INTERRUPTED, add_run_arguments, check_memory_target, check_texts, open_session
 from block_recurrent.errors import ConfigError, OutputError
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ignore-eos", "--go-on", action="store_true", help="generate all --tokens, without eos")
     parser.add_argument("--log-probs", metavar="FILE", help="write every token with its log-probability, as JSON lines")
     parser.add_argument("--save", metavar="FILE", help="save the memory after generating")
-    add_overwrite(parser)
+    add_json(parser)
     parser.add_argument(
         "--interactive", action="store_true", help="type text and let the model continue it; /help lists the commands"
     )
@@ -61,15 +61,15 @@ def run(args: argparse.Namespace) -> int:
     session = open_session(args, args.memory)
     has_trail = args.save and not args.interactive  # in a conversation, other memories may be loaded
     trail = continued(args.memory, Path(args.save)) if has_trail else Trail()
-    stopped = False
+    stopped, start, written = False, 0, []
     try:
         _read_prompt(session, args)
+        start = session.position
         if args.interactive:
             Conversation(session, args.tokens, sampling).run()
-        elif args.log_probs:
-            _write_with_log_probs(session, args, sampling)
-        else:
-            for piece in session.write(args.tokens, sampling):
+        for piece in _pieces(session, args, sampling):
+            written.append(piece)
+            with text_of(args):
                 print(piece, end="", flush=True)
     except KeyboardInterrupt:
         stopped = True  # what was read and generated so far is kept and saved
@@ -78,8 +78,18 @@ def run(args: argparse.Namespace) -> int:
     if args.save:
         save_session(session, Path(args.save), trail.to_notes())
     if not args.interactive:
-        print()
+        with text_of(args):
+            print()
+    facts = {"text": "".join(written), "tokens": session.position - start, "position": session.position}
+    give_json(args, facts | {"stopped": stopped})
     return INTERRUPTED if stopped else 0
+
+
+def _pieces(session: Session, args: argparse.Namespace, sampling: Sampling) -> Iterator[str]:
+    """The generated text in pieces."""
+    if args.interactive:
+        return iter(())
+    return _log_probs(session, args, sampling) if args.log_probs else session.write(args.tokens, sampling)
 
 
 def _sampling(args: argparse.Namespace) -> Sampling:
@@ -99,9 +109,11 @@ def _check_paths(args: argparse.Namespace) -> None:
         raise ConfigError("--prompt and --prompt-file are both given: give one of them")
     if args.prompt_file:
         check_texts([args.prompt_file])
+    if args.json and args.interactive:
+        raise ConfigError("--json can't be combined with --interactive: a conversation has no single result")
     if args.log_probs and (args.interactive or (args.beams or 1) > 1):
         raise ConfigError("--log-probs can't be combined with --interactive or --beams")
-    check_outputs(args, "log_probs")
+    check_outputs(args, "log_probs", "json")
     if args.save:
         check_memory_target(args.save, args.memory, args.overwrite)
 
@@ -116,16 +128,14 @@ def _read_prompt(session: Session, args: argparse.Namespace) -> None:
             session.read(piece)
 
 
-def _write_with_log_probs(session: Session, args: argparse.Namespace, sampling: Sampling) -> None:
+def _log_probs(session: Session, args: argparse.Namespace, sampling: Sampling) -> Iterator[str]:
+    """The text of each token, whose line is written first."""
     try:
         with open(args.log_probs, "w", encoding="utf-8") as file:
             for written in session.write_tokens(args.tokens, sampling):
                 file.write(json.dumps({"token": written.token, "log_prob": written.log_prob, "text": written.text}))
                 file.write("\n")
                 file.flush()
-                print(written.text, end="", flush=True)
-    except BrokenPipeError:
-        raise
+                yield written.text
     except OSError as error:
         raise OutputError(f"'{args.log_probs}' can't be written: {error.strerror or error}") from None
-    sys.stdout.flush()

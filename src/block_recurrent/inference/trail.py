@@ -110,6 +110,10 @@ def rewind(path: Path, position: int, out: Path) -> None:
     trail = Trail(places_of(path))
     place = trail.at(position)
     earlier = read_memory_file(checkpoint_path(path.parent, place))
+    if (earlier.tokens, earlier.model_hash) != (position, file.model_hash):
+        raise FileFormatError(
+            f"'{earlier.path}' is not the checkpoint of '{path}' at {position} tokens: it was replaced"
+        )
     same_folder = out.parent.resolve() == path.parent.resolve()
     notes = file.notes | Trail((*trail.until(position).places, place) if same_folder else ()).to_notes()
     check_target(out)
@@ -136,7 +140,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Lock the folder for this process; an error if another process has it."""
     import fcntl
 
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

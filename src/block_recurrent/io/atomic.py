@@ -23,7 +23,7 @@ STALE_SECONDS = 24 * 3600  # a process that is still writing touches its file mo
 def atomic_file(path: Path) -> Iterator[Path]:
     """A hidden temporary file to write to: renamed to `path` if the block succeeds, deleted if it fails."""
     path = Path(os.path.realpath(path))  # a link stays one, to a new file
-    if path.exists() and not path.is_file():
+    if (path.exists() and not path.is_file()) or path.is_symlink():  # a link that leads nowhere, but to itself
         raise OSError(errno.EINVAL, "it is not a regular file")
     # A unique name, so that several processes and threads may write the same file; the last one wins.
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ Rule = Callable[[Any], bool]
 
 def seal_json(text: str) -> str:
     """The text of a JSON object with its seal as the last key."""
+    # Half a character, of a name that is not UTF-8, is written as JSON escapes it.
+    text = text.encode(errors="backslashreplace").decode()
     return _sealed(text.rstrip().removesuffix("}").rstrip(), _JSON_SEAL)
 
 
@@ -102,8 +105,38 @@ def is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < COUNT_LIMIT
 
 
+def is_number(value: Any) -> bool:
+    """A finite number."""
+    return type(value) in (int, float) and abs(value) < math.inf
+
+
 def is_text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def is_plain(value: Any, depth: int = 6) -> bool:
+    """Text, numbers, and objects and lists of them, not deep."""
+    if isinstance(value, (dict, list)):
+        inside = value.values() if isinstance(value, dict) else value
+        return depth > 0 and all(is_plain(inner, depth - 1) for inner in inside)
+    return value is None or isinstance(value, (str, bool)) or is_number(value)
+
+
+def is_object(rules: Mapping[str, Rule]) -> Rule:
+    """The rule for an object with these keys."""
+
+    def holds(value: Any) -> bool:
+        try:
+            check_schema(value, rules, "")
+        except FileFormatError:
+            return False
+        return True
+
+    return holds
+
+
+def is_list_of(rule: Rule) -> Rule:
+    return lambda value: isinstance(value, list) and all(map(rule, value))
 
 
 def is_hash(value: Any) -> bool:

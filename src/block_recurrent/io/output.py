@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from block_recurrent.errors import BlockRecurrentError, FileFormatError, OutputError
 from block_recurrent.io.atomic import atomic_file
-from block_recurrent.io.door import first_line
+from block_recurrent.io.door import first_line, read_bytes
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -39,7 +40,8 @@ def write_file(
     try:
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
-        raw = content.encode() if isinstance(content, str) else content
+        # Half a character, of a name that is not UTF-8, is written as JSON would escape it.
+        raw = content.encode(errors="backslashreplace") if isinstance(content, str) else content
         if path.exists() and not path.is_file():
             path.write_bytes(raw)  # /dev/stdout, a pipe
             return
@@ -49,6 +51,15 @@ def write_file(
         raise error(f"'{path}' can't be written: {problem.strerror or problem}") from None
 
 
+def finite(data: Any) -> Any:
+    """The same with non-finite numbers as None: JSON has no other."""
+    if isinstance(data, dict):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
 def write_json(path: Path, data: Any) -> None:
     write_file(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
@@ -56,7 +67,7 @@ def write_json(path: Path, data: Any) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; any problem is a FileFormatError."""
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError) as error:
         raise FileFormatError(f"'{path}' can't be read: {first_line(error)}") from None
     if not isinstance(values, dict):

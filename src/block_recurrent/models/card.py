@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from block_recurrent import models
-from block_recurrent.errors import ConfigError, did_you_mean
+from block_recurrent.errors import ConfigError, FileFormatError, did_you_mean
 from block_recurrent.io import door
 from block_recurrent.io.output import markdown
 
@@ -15,27 +15,67 @@ VERSION = 2
 """Sealed, like all formats from version 2 on."""
 
 
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, dict)
+def _is_optional_number(value: Any) -> bool:
+    return value is None or door.is_number(value)
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
+def _is_interval(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and len(value) == 2 and all(map(door.is_number, value)))
 
 
-_TEXTS = ("name", "summary", "licence")
-_PARTS = ("data", "model", "training", "evaluation")
-_LISTS = ("samples", "limits")
+def _is_splits(value: Any) -> bool:
+    one = door.is_object({"documents": door.is_count, "bytes": door.is_count})
+    return isinstance(value, dict) and all(map(one, value.values()))
+
+
+_COUNTS = ("parameters", "parameters_without_embeddings", "vocabulary", "window", "segment", "states", "memory_bytes")
+_BITS: dict[str, door.Rule] = {
+    **dict.fromkeys(("bits_per_byte", "bits_per_token"), door.is_number),
+    "interval_95": _is_interval,
+    "documents": door.is_count,
+}
+_MEASURES = door.is_object(
+    {**_BITS, "tokens": door.is_count, "split": door.is_text, "clear_every": _is_optional_number}
+)
+_POINT: dict[str, door.Rule] = {
+    **dict.fromkeys(("step", "tokens"), door.is_count),
+    "bits_per_token": door.is_number,
+    "state_gain": _is_optional_number,
+}
 RULES: dict[str, door.Rule] = {
-    **dict.fromkeys(_TEXTS, door.is_text),
-    **dict.fromkeys(_PARTS, _is_dict),
-    **dict.fromkeys(_LISTS, _is_list),
+    **dict.fromkeys(("name", "summary", "licence"), door.is_text),
+    "data": door.is_object(
+        {"about": door.is_text, "splits": _is_splits, "trained_on": door.is_list_of(door.is_text)},
+    ),
+    "model": door.is_object(
+        {**dict.fromkeys(("system", "size"), door.is_text), **dict.fromkeys(_COUNTS, door.is_count)}
+    ),
+    "training": door.is_object(
+        {
+            "command": door.is_text,
+            **dict.fromkeys(("steps", "tokens"), door.is_count),
+            "recipe": lambda value: isinstance(value, dict) and door.is_plain(value),
+            "curve": door.is_list_of(door.is_object(_POINT)),
+        }
+    ),
+    "evaluation": door.is_object(
+        {
+            **dict.fromkeys(("memory?", "cleared?", "twin?"), _MEASURES),
+            **dict.fromkeys(("state_saves?", "twin_minus_model?"), door.is_object(_BITS)),
+            **dict.fromkeys(("headroom?", "needle?"), door.is_plain),
+        }
+    ),
+    "samples": door.is_list_of(door.is_object({"title": door.is_text, "text": door.is_text})),
+    "limits": door.is_list_of(door.is_text),
 }
 
 
 def read_card(folder: Path) -> dict[str, Any]:
     """The card in a model's folder; an edited card is an error."""
-    return door.read_manifest(folder / models.CARD, FORMAT, {VERSION: RULES})
+    try:
+        return door.read_manifest(folder / models.CARD, FORMAT, {VERSION: RULES})
+    except FileFormatError as error:
+        raise FileFormatError(f"model '{folder}' is damaged: {error}") from None
 
 
 def card_of(name: str) -> dict[str, Any]:

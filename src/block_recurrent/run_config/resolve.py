@@ -78,17 +78,15 @@ def _recipe(size: str, model: Mapping[str, Any], given: Mapping[str, Any]) -> di
         return _BY_SIZE.get(size, {})
     recipe = _merge_all(_RECIPE, _BY_SIZE[size])
     segment = given.get("model", {}).get("segment", model["segment"])
-    if isinstance(segment, int) and segment > 0:  # an excerpt has whole segments; a wrong value is rejected later
-        recipe["data"]["excerpt"] = -(-recipe["data"]["excerpt"] // segment) * segment
+    recipe["data"]["excerpt"] = -(-recipe["data"]["excerpt"] // segment) * segment  # an excerpt has whole segments
     has_memory = model["recurrent_layers"] or model["memory_layers"]
     if not has_memory or given.get("data", {}).get("excerpt") == 0:
         recipe["data"]["repeats"] = 0.0  # they are planted into excerpts, and are out of reach without a memory
     steps = given.get("train", {}).get("steps", recipe["train"]["steps"])
     if given.get("optimizer", {}).get("name") == "adafactor":  # it has a single rate
         recipe["optimizer"] = {}
-    if isinstance(steps, int):
-        recipe["schedule"]["warmup"] = min(100, steps // 10)
-        recipe["data"]["repeat_steps"] = max(1, steps // 2)  # the last updates are for text as it is
+    recipe["schedule"]["warmup"] = min(100, max(0, steps) // 10)
+    recipe["data"]["repeat_steps"] = max(1, steps // 2)  # the last updates are for text as it is
     return recipe
 
 
@@ -105,7 +103,7 @@ def _learning_rates(values: Mapping[str, Any]) -> dict[str, Any]:
     steps = values.get("train", {}).get("steps", TrainConfig.steps)
     return {
         "learning_rate": first,
-        "final_learning_rate": (rate if isinstance(rate := given.get("learning_rate"), (int, float)) else first) / 10,
+        "final_learning_rate": given.get("learning_rate", first) / 10,
         "decay_steps": max(1, steps // 5) if kind == "wsd" else steps,
     }
 

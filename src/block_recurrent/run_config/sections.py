@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from block_recurrent.config import ModelConfig
+from block_recurrent.config import ModelConfig, check_size
 from block_recurrent.errors import ConfigError, did_you_mean
-from block_recurrent.io.door import seal_toml
+from block_recurrent.io.door import COUNT_LIMIT, seal_toml
 
 VERSION = 2
 """Format version of config.toml. Files before version 2 have no version and no hash."""
@@ -29,23 +29,11 @@ class Section:
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):  # type: ignore[arg-type]
-            object.__setattr__(self, item.name, self._typed(item.name, str(item.type), getattr(self, item.name)))
+            object.__setattr__(self, item.name, _typed(type(self), item.name, getattr(self, item.name)))
         self.check()
 
     def check(self) -> None:
         """Rules beyond types."""
-
-    def _typed(self, name: str, wanted: str, value: Any) -> Any:
-        if wanted == "float" and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
-        kinds = {"int": int, "float": float, "bool": bool, "str": str}
-        words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a string"}
-        fits = isinstance(value, kinds[wanted]) and (wanted == "bool" or not isinstance(value, bool))
-        self.require(name, fits, f"it must be {words[wanted]}")
-        self.require(name, wanted != "float" or math.isfinite(value), "it must be finite")
-        is_unicode = wanted != "str" or value.encode("utf-8", "replace").decode() == value
-        self.require(name, is_unicode, "it must be UTF-8: rename the folder")
-        return value
 
     def require(self, name: str, holds: bool, rule: str) -> None:
         """Raise an error that names the value and the rule, unless it holds."""
@@ -59,6 +47,27 @@ class Section:
     def one_of(self, name: str, choices: tuple[str, ...]) -> None:
         value = getattr(self, name)
         self.require(name, value in choices, f"it must be one of {', '.join(choices)}{did_you_mean(value, choices)}")
+
+
+def _typed(section: type[Section], name: str, value: Any) -> Any:
+    """The value of a field, if it has the field's type; else an error that names both."""
+    wanted = str(section.__annotations__[name])
+    kinds: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+    words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a string"}
+    if wanted == "float" and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value) if abs(value) < 1 << 1023 else math.inf
+    rule = ""
+    if not isinstance(value, kinds[wanted]) or (wanted != "bool" and isinstance(value, bool)):
+        rule = f"it must be {words[wanted]}"
+    elif isinstance(value, int) and abs(value) >= COUNT_LIMIT:
+        rule = f"it must be less than {COUNT_LIMIT}"
+    elif isinstance(value, float) and not math.isfinite(value):
+        rule = "it must be finite"
+    elif isinstance(value, str) and value.encode("utf-8", "replace").decode() != value:
+        rule = "it must be UTF-8: rename the folder"
+    if rule:
+        raise ConfigError(f"{section.section}.{name} is {value!r}: {rule}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -291,8 +300,13 @@ SECTIONS: dict[str, Any] = {
 
 
 def check_keys(values: Mapping[str, Any]) -> None:
-    """Raise an error that names the nearest key, unless every section and key is known."""
+    """Raise an error unless every section and key is known, and every value has its type.
+
+    Other values are derived from those that are given, so types are checked before a section is made.
+    """
     for name, value in values.items():
+        if name in ("system", "size") and not isinstance(value, str):
+            raise ConfigError(f"{name} is {value!r}: it must be text")
         if name in ("system", "size", "version"):
             continue
         if name not in SECTIONS:
@@ -305,3 +319,7 @@ def check_keys(values: Mapping[str, Any]) -> None:
         for key in value:
             if key not in known:
                 raise ConfigError(f"unknown key '{name}.{key}'{did_you_mean(key, known)}; its keys: {', '.join(known)}")
+            if name == "model":
+                check_size(key, value[key])
+            else:
+                _typed(SECTIONS[name], key, value[key])

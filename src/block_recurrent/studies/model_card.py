@@ -12,8 +12,10 @@ from block_recurrent.checkpoint import LoadedRun
 from block_recurrent.data import Corpus
 from block_recurrent.errors import ConfigError, DataError
 from block_recurrent.evaluate.measures import Score, bootstrap
+from block_recurrent.io.door import check_schema
 from block_recurrent.io.output import read_json
 from block_recurrent.model.memory import DocumentMemory
+from block_recurrent.models.card import RULES
 from block_recurrent.run_config import read_toml
 from block_recurrent.train.report import METRICS, read_metrics
 
@@ -40,7 +42,7 @@ def make_card(
     recipe = {
         f"{part}.{key}": values[part][key] for part, keys in RECIPE.items() for key in keys if key in values[part]
     }
-    return {
+    card = {
         "name": name,
         "summary": said["summary"],
         "licence": said["licence"],
@@ -57,10 +59,22 @@ def make_card(
         "samples": said["samples"],
         "limits": said["limits"],
     }
+    check_schema(card, RULES, "the card")
+    return card
 
 
 def evaluation_of(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The evaluations, and their differences on the same documents."""
+    try:
+        return _evaluation_of(found)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, DataError):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        raise DataError(f"an evaluation can't be used ({what}): give the JSON of 'brt eval RUN --json FILE'") from None
+
+
+def _evaluation_of(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     card: dict[str, Any] = {what: _measures(found[what]) for what in ("memory", "cleared", "twin") if what in found}
     for what, gap in (("cleared", "state_saves"), ("twin", "twin_minus_model")):
         if what in found and "memory" in found:
@@ -73,18 +87,15 @@ def evaluation_of(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _measures(result: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return {
-            "bits_per_byte": result["bits_per_byte"],
-            "bits_per_token": result["bits_per_token"],
-            "interval_95": result["intervals_95"]["bits_per_byte"],
-            "documents": len(result["documents"]),
-            "tokens": result["tokens"],
-            "split": result["split"],
-            "clear_every": result["clear_every"],
-        }
-    except (KeyError, TypeError) as error:
-        raise DataError(f"an evaluation lacks {error}: give the JSON of 'brt eval RUN --json FILE'") from None
+    return {
+        "bits_per_byte": result["bits_per_byte"],
+        "bits_per_token": result["bits_per_token"],
+        "interval_95": result["intervals_95"]["bits_per_byte"],
+        "documents": len(result["documents"]),
+        "tokens": result["tokens"],
+        "split": result["split"],
+        "clear_every": result["clear_every"],
+    }
 
 
 def _gap(model: dict[str, Any], other: dict[str, Any], what: str) -> dict[str, Any]:
@@ -161,6 +172,8 @@ def _read_about(path: Path) -> dict[str, Any]:
             raise ConfigError(
                 f"'{path}' has '{key}' {str(value)[:40]!r}: its keys are {', '.join(ABOUT)}, with strings or lists"
             )
-    if any(set(sample) != {"title", "text"} for sample in values.get("samples", [])):
-        raise ConfigError(f"'{path}': each sample needs a title and a text")
+    for key in ("samples", "limits"):
+        if key in values and not RULES[key](values[key]):
+            rule = "each sample needs a title and a text, both strings" if key == "samples" else "limits are strings"
+            raise ConfigError(f"'{path}': {rule}")
     return values

@@ -7,7 +7,6 @@ The number follows from the budget and the step time of slide-plus on this machi
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
@@ -23,19 +22,28 @@ from block_recurrent.checkpoint import load_run
 from block_recurrent.data import Corpus
 from block_recurrent.errors import ConfigError
 from block_recurrent.evaluate.evaluation import evaluate_split
-from block_recurrent.io.output import read_json, write_json
+from block_recurrent.io.door import Rule, is_counts, is_list_of, is_number, is_object
+from block_recurrent.io.output import write_json
 from block_recurrent.io.progress import shown_progress
 from block_recurrent.presets import SIZES, SYSTEMS
 from block_recurrent.run_config import RunConfig, merge, resolve
 from block_recurrent.studies.paper_tables import Row, rows_of
+from block_recurrent.studies.plan import planned_steps, read_result
 from block_recurrent.train.loop import Trainer, train
 from block_recurrent.train.report import read_metrics
 
 REFERENCE = "slide-plus"
 TIMED_STEPS = 3
-PLAN = "plan.json"
 RECIPE: dict[str, Any] = {"schedule": {"kind": "cosine"}, "eval": {"tokens": 65_536}}
 """The differences from the presets: a learning rate that decays within the budget."""
+_is_curve = is_object({"positions": is_counts, "bits_per_token": is_list_of(is_number), "documents": is_counts})
+_RESULT: dict[str, Rule] = {
+    **dict.fromkeys(("bits_per_token", "bits_per_byte"), is_number),
+    "seconds_of_a_step": lambda value: is_number(value) and value > 0,
+    "word_perplexity": lambda value: value is None or (is_number(value) and value > 0),
+    "state_gain": lambda value: value is None or is_number(value),
+    "cumulative": lambda value: _is_curve(value) and len({*map(len, value.values())}) == 1,
+}
 
 
 @dataclass(frozen=True)
@@ -103,29 +111,22 @@ def reproduce(study: Study, tell: Callable[[str], None]) -> dict[str, Any] | Non
                 if not train(study.config(row, seed, steps), folder):
                     return None
                 _measure(folder, study.data[row.data], study.split, scores)
-            results.append({"label": row.label, "seed": seed, "paper": row.paper, **read_json(scores)})
+            results.append({"label": row.label, "seed": seed, "paper": row.paper, **read_result(scores, _RESULT)})
     return {"table": study.table, "size": study.size, "steps": steps, "runs": results}
 
 
 def _plan(study: Study, tell: Callable[[str], None]) -> int:
     """Number of steps per run; decided the first time and then kept."""
-    path = study.out / PLAN
+
+    def decide() -> tuple[int, float]:
+        tell(f"timing a step of {REFERENCE} at size {study.size}")
+        seconds = _seconds_of_a_step(study)
+        steps = max(10, round(study.budget * 60 / seconds))
+        tell(f"{seconds:.2f} s per step: {steps} steps per run")
+        return steps, round(seconds, 4)
+
     asked = {"table": study.table, "size": study.size, "budget": study.budget, "settings": study.settings}
-    if path.is_file():
-        plan = read_json(path)
-        for key, value in json.loads(json.dumps(asked)).items():
-            if (there := plan.get(key)) != value:
-                raise ConfigError(
-                    f"'{study.out}' has a study with {key} {there!r}, but now it is {value!r}: choose another --out"
-                )
-        return plan["steps"]
-    tell(f"timing a step of {REFERENCE} at size {study.size}")
-    seconds = _seconds_of_a_step(study)
-    steps = max(10, round(study.budget * 60 / seconds))
-    study.out.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**asked, "seconds_of_a_step": round(seconds, 4), "steps": steps})
-    tell(f"{seconds:.2f} s per step: {steps} steps per run")
-    return steps
+    return planned_steps(study.out, f"'{study.out}' has a study", asked, decide)
 
 
 def _seconds_of_a_step(study: Study) -> float:
@@ -179,11 +180,14 @@ def summary(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     for label, runs in by_label.items():
         deviation = f"{statistics.stdev(run['bits_per_token'] for run in runs):.4f}" if len(runs) > 1 else ""
         gains = [run["state_gain"] for run in runs]
-        perplexity = math.exp(statistics.fmean(math.log(run["word_perplexity"]) for run in runs))
+        perplexities = [run["word_perplexity"] for run in runs]
+        perplexity = (
+            "" if None in perplexities else f"{math.exp(statistics.fmean(math.log(x) for x in perplexities)):.2f}"
+        )
         rows.append(
             [
                 *(label, str(len(runs)), f"{_mean(runs, 'bits_per_token'):.4f}", deviation),
-                *(f"{_mean(runs, 'bits_per_byte'):.4f}", f"{perplexity:.2f}"),
+                *(f"{_mean(runs, 'bits_per_byte'):.4f}", perplexity),
                 f"{_mean(runs, 'seconds_of_a_step') / step:.3f}",
                 "" if None in gains else f"{statistics.fmean(gains):.4f}",
                 "" if runs[0]["paper"] is None else str(runs[0]["paper"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from block_recurrent import models
 from block_recurrent import runtime as rt
-from block_recurrent.accounting import cost_of
+from block_recurrent.accounting import check_weights_fit, cost_of, machine_memory
 from block_recurrent.checkpoint import INITIAL_STATE, Checkpoint, find_checkpoint
 from block_recurrent.data import Corpus, LaneStream, Segment, SegmentStream, Tokenizer
 from block_recurrent.data.streams.repeats import Repeats
@@ -110,15 +109,13 @@ def complete(config: RunConfig, task: Task, runtime: Runtime) -> RunConfig:
 
 def check_memory(config: RunConfig) -> None:
     """Raise an error before anything is allocated, if this machine can't hold it."""
-    cost, there = cost_of(config.model), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    has = f"but this machine has {there / 2**30:,.0f} GiB"
-    if (weights := 4 * cost.parameters) > there:
+    check_weights_fit(config.model)
+    if (memories := config.train.lanes * cost_of(config.model).memory_bytes) > machine_memory():
+        has = f"{machine_memory() / 2**30:,.0f} GiB"
         raise ConfigError(
-            f"the weights alone need {weights / 2**30:,.0f} GiB, {has}: choose a smaller --size, or lower "
-            "model.d_model or model.vocab_size"
+            f"the memories of the lanes alone need {memories / 2**30:,.0f} GiB, but this machine has {has}: lower "
+            "--lanes"
         )
-    if (memories := config.train.lanes * cost.memory_bytes) > there:
-        raise ConfigError(f"the memories of the lanes alone need {memories / 2**30:,.0f} GiB, {has}: lower --lanes")
 
 
 def check_lanes(config: RunConfig, runtime: Runtime) -> None:

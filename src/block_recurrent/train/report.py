@@ -13,19 +13,38 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from block_recurrent.errors import FileFormatError, TrainingError, printable
-from block_recurrent.io.door import first_line
+from block_recurrent.io.door import first_line, is_count, is_number, is_text, read_bytes
 from block_recurrent.train.boards import Board
 
 METRICS = "metrics.jsonl"
 LOG = "log.txt"
 
 
+class _Record(dict[str, Any]):
+    """A line of metrics: a value that it lacks is an error of the file."""
+
+    def __missing__(self, key: str) -> Any:
+        raise FileFormatError(f"'{METRICS}' has a line without '{key}': {str(dict(self))[:60]}...")
+
+
+_NUMBERS = ("bits_per_token", "tokens", "tokens_seen", "tokens_per_second", "tokens_read", "seconds")
+"""Those of a line that cards and studies compute with."""
+
+
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """All records of a run's metrics."""
     try:
-        return [json.loads(line) for line in (run / METRICS).read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
+        lines = read_bytes(run / METRICS).decode().splitlines()
+        return [_checked(json.loads(line)) for line in lines]
+    except (OSError, ValueError, RecursionError) as error:
         raise FileFormatError(f"'{run / METRICS}' can't be read: {first_line(error)}") from None
+
+
+def _checked(record: Any) -> _Record:
+    check = isinstance(record, dict) and is_count(record.get("step")) and is_text(record.get("split"))
+    if not check or not all(is_number(record[key]) and record[key] >= 0 for key in _NUMBERS if key in record):
+        raise ValueError(f"{str(record)[:60]} is not a line of metrics")
+    return _Record(record)
 
 
 def cut_back(metrics: Path, step: int, before_validation: bool = False) -> None:

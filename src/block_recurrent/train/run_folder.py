@@ -22,6 +22,7 @@ from block_recurrent.checkpoint import (
 )
 from block_recurrent.data import Tokenizer
 from block_recurrent.errors import CheckpointError, ConfigError, TrainingError
+from block_recurrent.io.door import read_bytes
 from block_recurrent.io.output import write_file
 from block_recurrent.run_config import RunConfig, differences
 from block_recurrent.train.state import check_resumable
@@ -35,13 +36,14 @@ def locked(run: Path) -> Iterator[None]:
     _refuse_other_folders(run)
     try:
         run.mkdir(parents=True, exist_ok=True)
-        handle = os.open(run / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        # Not through a link, which may lead to any file: this one is written over.
+        handle = os.open(run / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     except OSError as error:
         raise TrainingError(f"'{run}' can't be used as a run folder: {error.strerror or error}") from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.read(handle, 32).decode() or "unknown"
+        holder = os.read(handle, 32).decode(errors="replace") or "unknown"
         os.close(handle)
         raise TrainingError(
             f"another process ({holder}) is training in '{run}': wait for it, or choose another --out"
@@ -58,6 +60,9 @@ def _refuse_other_folders(run: Path) -> None:
     """Accept a folder that is empty or contains a run, with a name that safetensors can open."""
     if str(run) != str(run).encode(errors="replace").decode():
         raise TrainingError(f"--out '{run}' is not UTF-8: choose another name")
+    for path in sorted(run.iterdir()) if run.is_dir() else ():
+        if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait
+            raise TrainingError(f"--out '{run}' contains '{path.name}', which is not a regular file: remove it")
     # Only the lock and the temporary file of its configuration may be there without a configuration.
     names = {path.name for path in run.iterdir()} if run.is_dir() else set()
     others = {name for name in names if name != LOCK and not name.endswith(".part")}
@@ -68,7 +73,7 @@ def _refuse_other_folders(run: Path) -> None:
 def _is_run(run: Path) -> bool:
     """Whether its config.toml, damaged or not, is the configuration of a run rather than of another program."""
     try:
-        text = (run / CONFIG).read_text(errors="replace")
+        text = read_bytes(run / CONFIG).decode(errors="replace")
     except OSError:
         return False
     return all(f"[{section}]" in text for section in ("model", "train", "schedule"))

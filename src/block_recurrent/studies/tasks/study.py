@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -17,8 +16,8 @@ from block_recurrent import runtime as rt
 from block_recurrent.accounting import BYTES, cost_of
 from block_recurrent.checkpoint import load_run
 from block_recurrent.config import ModelConfig
-from block_recurrent.errors import ConfigError
-from block_recurrent.io.output import read_json, write_json
+from block_recurrent.io.door import Rule, is_count, is_counts, is_list_of, is_number, is_object, is_text
+from block_recurrent.io.output import write_json
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.presets import SYSTEMS, preset
 from block_recurrent.run_config import (
@@ -31,13 +30,14 @@ from block_recurrent.run_config import (
 )
 from block_recurrent.runtime import Runtime
 from block_recurrent.studies.curriculum import Stages
+from block_recurrent.studies.plan import planned_steps, read_result
 from block_recurrent.studies.tasks.catalog import Point, TaskSpec
 from block_recurrent.studies.tasks.problem import batch_of
 from block_recurrent.studies.tasks.stream import Symbols, TaskStream, padded_length
 from block_recurrent.train.loop import Task, Trainer, train
 from block_recurrent.train.report import read_metrics
 
-PLAN, SCORES = "plan.json", "accuracy.json"
+SCORES = "accuracy.json"
 TIMED_STEPS = 3
 LANES = 64  # of measuring
 
@@ -146,26 +146,18 @@ def _folder_name(system: str, point: Point, seed: int) -> str:
 
 def _plan(study: TaskStudy, tell: Callable[[str], None]) -> int:
     """Maximum number of batches per run; decided the first time and then kept."""
-    path = study.out / "runs" / study.spec.name / PLAN
-    asked = {"size": study.size, "budget": study.budget, "settings": study.settings}
-    if path.is_file():
-        plan = read_json(path)
-        for key, value in json.loads(json.dumps(asked)).items():
-            if (there := plan.get(key)) != value:
-                raise ConfigError(
-                    f"'{study.out}' has {study.spec.name} with {key} {there!r}, but now it is {value!r}: "
-                    "choose another --out"
-                )
-        return plan["steps"]
-    steps, seconds = study.spec.training.steps, None
-    if study.budget is not None:
+
+    def decide() -> tuple[int, float | None]:
+        if study.budget is None:
+            return study.spec.training.steps, None
         tell(f"{study.spec.name}: timing a step of {study.systems[0]}")
         seconds = _seconds_of_a_step(study)
         steps = max(10, round(study.budget * 60 / seconds))
         tell(f"{seconds:.2f} s per step: at most {steps} steps per run")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**asked, "seconds_of_a_step": seconds, "steps": steps})
-    return steps
+        return steps, seconds
+
+    asked = {"size": study.size, "budget": study.budget, "settings": study.settings}
+    return planned_steps(study.out / "runs" / study.spec.name, f"'{study.out}' has {study.spec.name}", asked, decide)
 
 
 def _seconds_of_a_step(study: TaskStudy) -> float:
@@ -188,13 +180,26 @@ def _task(study: TaskStudy, config: RunConfig, seed: int, steps: int, stages: St
     return Task(stream, Symbols(study.spec.problem.symbols), stream.fingerprint)
 
 
+def _result_rules(spec: TaskSpec) -> dict[str, Rule]:
+    """What the result of a run has, for the report and for the runs that follow it."""
+    levels = [str(level) for level in spec.tests]
+    counts = ("seed", "parameters without embeddings", "numbers in the state", "updates", "tokens")
+    return {
+        **dict.fromkeys(("system", "point"), is_text),
+        **dict.fromkeys(counts, is_count),
+        "minutes": is_number,
+        "stages": is_list_of(lambda pair: is_counts(pair) and len(pair) == 2),
+        "accuracy": is_object(dict.fromkeys(levels, is_number)),
+    }
+
+
 def _one_run(
     study: TaskStudy, which: tuple[str, Point, int, int], folder: Path, stages: Stages | None
 ) -> dict[str, Any] | None:
     """Train and measure, unless it has been done; None if it was stopped."""
     scores = folder / SCORES
     if scores.is_file():
-        return read_json(scores)
+        return read_result(scores, _result_rules(study.spec))
     system, point, seed, steps = which
     config = study.run_config(system, point, seed, steps)
     tasks: list[Task] = []
