@@ -65,8 +65,8 @@ def describe_gain(gain: Gain | None) -> str:
     before, after = gain.bits_per_byte[WITH]
     documents = "1 document" if gain.documents == 1 else f"{gain.documents} documents"
     return (
-        f"{table}\nFine-tuning {'saves' if after <= before else 'costs'} {abs(1 - after / before):.1%} of the bits on "
-        f"{gain.tokens:,} tokens of {documents} that were not trained on."
+        f"{table}\nFine-tuning {'saves' if after <= before else 'costs'} {abs(1 - after / before):.1%} of the bits "
+        f"on text that was not trained on\n({gain.tokens:,} tokens of {documents})."
     )
 
 
