@@ -57,6 +57,11 @@ PHRASES = {
     r"what the run has": "notes of the run",
     r"a name of 'brt models'": "a model name (see 'brt models')",
     r"at a place of\b|\ba place of the\b": "a position; a checkpoint",
+    r"\bmodels? (?:in|of) the box\b": "bundled model",
+    r"\b[Aa]n outside line\b": "comparison with a public model",
+    r"\bSPEC section": "the paper's section, or docs/model.md",
+    r"\bfor want of\b": "not measured yet",
+    r"\bnothing left to save\b|\bhad no teacher\b": "say what happens",
 }
 
 

@@ -1,8 +1,9 @@
-"""`brt demo`: reads with the model in the box, trains, stops and resumes; resumes when rerun; harms no files."""
+"""`brt demo`: reads with a bundled model, trains, stops and resumes; resumes when rerun; harms no files."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,9 @@ def test_it_does_all_of_it_and_again(box: Path, capsys: pytest.CaptureFixture[st
     for said in ("Summary", "Words that the memory helped to predict", one["weights"][:16]):
         assert said in page
     assert "http" not in page, "nothing is fetched"
+    assert 'name="viewport"' in page
+    titles, results = (re.findall(pattern, printed, re.M) for pattern in (r"^\d+\. ", r"^=> "))
+    assert len(titles) == len(results) == 7, "each step says what it has shown"
     metrics = Path("demo/resumed/metrics.jsonl").read_text()
     assert main(["memory", "info", "demo/document.memory"]) == 0
     assert main(arguments(box, "--text", box / "texts" / "test" / "0.txt", "--model", "code")) == 0

@@ -1,4 +1,4 @@
-"""Models in the box: packed from a run, listed, and used by name wherever a run or a tokenizer is asked for."""
+"""Bundled models: packed from a run, listed, and used by name wherever a run or a tokenizer is expected."""
 
 from __future__ import annotations
 

@@ -24,8 +24,11 @@ def gains(printed: str) -> dict[str, tuple[float, float]]:
 def test_it_goes_on_from_a_model_in_the_box(box: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "--init-from", "code", "--data", box / "data-code", "--out", "mine", "--steps", 30, "--lanes", 4]
     command(*words, "--lr", 0.01, "--eval-tokens", 2000)
-    found = gains(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    found = gains(printed)
     assert set(found) == {"with its memory", "state cleared at each segment"}
+    before, after = found["with its memory"]
+    assert f"Fine-tuning saves {1 - after / before:.1%} of the bits" in printed
     assert all(after < before - 0.05 for before, after in found.values())
     mine, base = load_run("mine"), load_run("code")
     assert mine.config.model == base.config.model

@@ -3,7 +3,7 @@
 Every flip changes one byte of a real file, loads it as a command would, and puts it back. 'accepted' are those that
 loaded without an error or a warning; 'tracebacks' those that raised anything but a one-line error of ours. A forged
 file has a random change and hashes that fit: it is refused, or used without harm. 'stuck' are killed runs that did not
-resume. 'sources' is the commit that a line was measured at.
+resume. 'sources' is the commit that a line was measured at, and the processor.
 """
 
 from __future__ import annotations
@@ -300,11 +300,13 @@ def _write(out: Path, result: dict[str, Any]) -> None:
     """Beside what was measured before: a result takes the place of an earlier one of its name, and says of which
     sources it is."""
     result["sources"] = _sources()
-    before = json.loads(out.with_suffix(".json").read_text())["results"] if out.with_suffix(".json").exists() else []
-    by_name = {each["what"]: each for each in [*before, result]}
+    before = json.loads(out.with_suffix(".json").read_text()) if out.with_suffix(".json").exists() else {}
+    by_name = {each["what"]: each for each in [*before.get("results", []), result]}
+    remarks = before.get("remarks", [])
     sanitizers = os.environ.get("BRT_SANITIZED", "")
     command = "make sanitize" if sanitizers else "python -m tests.security.measure --out results/hardening"
-    found = {"command": command, "machine": machine(), "versions": versions(), "results": list(by_name.values())}
+    found = {"command": command, "machine": machine(), "versions": versions(), "remarks": remarks}
+    found["results"] = list(by_name.values())
     out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
     built = f", kernels built with {sanitizers}" if sanitizers else ""
     lines = [f"`{command}`{built}", "", "| what | figures | sources |", "| --- | --- | --- |"]
@@ -313,17 +315,19 @@ def _write(out: Path, result: dict[str, Any]) -> None:
         figures = ", ".join(f"{k.replace('_', ' ')} {_figure(v)}" for k, v in shown.items())
         lines.append(f"| {each['what']} | {figures} | {each.get('sources', 'not recorded')} |")
     where = [f"{machine()['processor']}, {machine()['cores']} cores", *map(" ".join, versions().items())]
-    notes = (__doc__ or "").split("\n\n")[1:]
-    out.with_suffix(".md").write_text("\n\n".join(["\n".join(lines), *notes]) + f"\nOn {'; '.join(where)}.\n")
+    notes = [part.strip() for part in (__doc__ or "").split("\n\n")[1:]]
+    out.with_suffix(".md").write_text(
+        "\n\n".join(["\n".join(lines), *notes, *remarks, f"Last on {'; '.join(where)}.\n"])
+    )
 
 
 @functools.cache
 def _sources() -> str:
-    """The commit that is measured; asked for when the modules have just been imported."""
+    """The commit that is measured, and the processor; asked for when the modules have just been imported."""
     git = ["git", "-C", str(Path(__file__).parent)]
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     changed = subprocess.run([*git, "status", "--porcelain", "--", "../../src"], capture_output=True, text=True).stdout
-    return f"{commit or 'not recorded'}{' and changes' if changed else ''}"
+    return f"{commit or 'not recorded'}{' and changes' if changed else ''}; {machine()['processor']}"
 
 
 def _figure(value: Any) -> str:

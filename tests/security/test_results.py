@@ -15,6 +15,7 @@ import pytest
 from block_recurrent.cli.main import main
 from block_recurrent.inference.trail import checkpoint_path, places_of
 from block_recurrent.io import door
+from block_recurrent.io.atomic import atomic_folder
 from block_recurrent.models import CARD
 from block_recurrent.models.card import card_of, card_text
 from tests.security.forging import change_value
@@ -203,6 +204,17 @@ def test_a_pipe_is_no_part_of_a_card(kind, files, capsys):
     os.mkfifo(files / "pipe")
     pack = ["models", "pack", files / RUN, "--name", "x", "--out", files / "new", f"--{kind}", files / "pipe"]
     assert "it is not a regular file" in refusal(pack, capsys)
+
+
+@pytest.mark.parametrize(
+    "command", [["models", "pack", RUN, "--name", "x", "--out"], ["data", "prepare", "books", "--out"]]
+)
+def test_two_that_write_one_folder(command, files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    with atomic_folder(files / "new") as part:
+        (part / "mine").touch()
+        assert "another run is writing to" in refusal([*command, "new"], capsys)
+    assert [path.name for path in (files / "new").iterdir()] == ["mine"]
 
 
 def test_a_source_whose_name_is_not_utf8(files, capsys):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.cli.eval import add_scoring_arguments, load
-from block_recurrent.cli.output import add_json, check_outputs, give_json, text_of
+from block_recurrent.cli.output import add_json, check_outputs, give_json, in_snake_case, text_of
 from block_recurrent.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
         _print(found, args.out)
         if not args.no_png:
             _write_pictures(args.out, found, inspections)
-    give_json(args, report_numbers(data))
+    result = report_numbers(data)
+    give_json(args, {**result, "definitions": in_snake_case(result["definitions"])})
     return 0
 
 

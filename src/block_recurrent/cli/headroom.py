@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from block_recurrent.cli.eval import add_scoring_arguments, load
 from block_recurrent.cli.output import add_json, check_outputs, give_json, in_snake_case
 from block_recurrent.errors import ConfigError
-from block_recurrent.io.output import print_table
+from block_recurrent.io.output import counted, print_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,7 +80,7 @@ def _measure(model: BlockRecurrentLM, documents: list[NDArray[Any]], args: argpa
 
 def _show(facts: dict[str, Any], readings: list[Headroom]) -> None:
     first = readings[0]
-    print(f"{first.tokens:,} tokens, {facts['documents']} documents of split '{facts['split']}'")
+    print(f"{first.tokens:,} tokens, {counted(facts['documents'], 'document')} of split '{facts['split']}'")
     print(f"window {first.window:,} tokens, reach {first.reach:,} (window x layers)")
     alone = "; with the state cleared at each segment: ".join(f"{reading.bits_per_token:.4f}" for reading in readings)
     print(f"the model alone, bits per token: {alone}\n")

@@ -65,8 +65,10 @@ def _list(args: argparse.Namespace) -> int:
     if not cards:
         print("no bundled models: this package was built without them; 'brt models pack' packs a run as one")
         return 0
-    head = ["name", "size", "parameters", "licence", "bits per byte", "state cleared", "twin", "tokens", "what"]
+    head = ["name", "size", "parameters", "trained on", "licence", "bits per byte", "state cleared", "twin"]
     print_table(head, [_row(name, card, sizes[name]) for name, card in cards.items()])
+    for name, card in cards.items():
+        print(f"{name}: {card['summary']}")
     print("'brt models show NAME' prints the card. A name works wherever a command takes a run or a tokenizer.")
     return 0
 
@@ -74,8 +76,8 @@ def _list(args: argparse.Namespace) -> int:
 def _row(name: str, card: dict[str, Any], count: int) -> list[str]:
     found = card["evaluation"]
     bits = [f"{found[key]['bits_per_byte']:.3f}" if key in found else "-" for key in ("memory", "cleared", "twin")]
-    counts = f"{card['model']['parameters'] / 1e6:.1f}M", f"{card['training']['tokens'] / 1e6:,.1f}M"
-    return [name, size(count), counts[0], card["licence"], *bits, counts[1], card["summary"]]
+    counts = f"{card['model']['parameters'] / 1e6:.1f}M", f"{card['training']['tokens'] / 1e6:,.1f}M tokens"
+    return [name, size(count), *counts, card["licence"], *bits]
 
 
 def _show(args: argparse.Namespace) -> int:

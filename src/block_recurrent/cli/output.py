@@ -95,7 +95,7 @@ def check_range(args: argparse.Namespace, name: str, least: int, most: int | Non
     """Raise an error if the value of an option is out of range."""
     value = getattr(args, name)
     if value < least or (most is not None and value > most):
-        rule = f"at least {least}" if most is None else f"from {least} to {most}"
+        rule = f"at least {least}" if value < least else f"at most {most}"
         raise ConfigError(f"--{name.replace('_', '-')} is {value}: it must be {rule}")
 
 

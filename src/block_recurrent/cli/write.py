@@ -80,7 +80,11 @@ def run(args: argparse.Namespace) -> int:
     if not args.interactive:
         with text_of(args):
             print()
-    facts = {"text": "".join(written), "tokens": session.position - start, "position": session.position}
+    facts = {
+        "text": "".join(written),
+        "tokens": session.position - start if written else 0,
+        "position": session.position,
+    }
     give_json(args, facts | {"stopped": stopped})
     return INTERRUPTED if stopped else 0
 

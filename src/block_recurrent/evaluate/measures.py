@@ -13,7 +13,7 @@ from block_recurrent.data import Corpus, DocumentInfo
 from block_recurrent.errors import DataError
 
 DEFINITIONS = {
-    "bits_per_token": "sum of -log2 p(token) / tokens; every token once, with the first, without the document mark",
+    "bits_per_token": "sum of -log2 p(token) / tokens; every token once, including the first; no document mark",
     "bits_per_byte": "the same sum / UTF-8 bytes of the original text",
     "word_perplexity": "2^(the same sum / words)",
     "tokens_per_word": "tokens / words, the scale factor",

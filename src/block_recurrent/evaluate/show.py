@@ -6,7 +6,7 @@ from typing import Any
 
 from block_recurrent.evaluate.evaluation import Evaluation
 from block_recurrent.evaluate.measures import DEFINITIONS, FEW_DOCUMENTS, MEASURES, Score
-from block_recurrent.io.output import format_table
+from block_recurrent.io.output import counted, format_table
 
 WIDEST_NAME = 60
 LABELS = {
@@ -19,7 +19,7 @@ LABELS = {
 
 def describe(result: Evaluation) -> str:
     """The metrics of a split, each with its interval and definition, and a table of documents."""
-    lines = [f"{_counts(result.total)}, {len(result.documents)} documents of split '{result.split}'", ""]
+    lines = [f"{_counts(result.total)}, {counted(len(result.documents), 'document')} of split '{result.split}'", ""]
     for name, label in LABELS.items():
         value = number(getattr(result.total, name))
         interval = result.intervals.get(name) if name in MEASURES else None

@@ -13,6 +13,11 @@ from block_recurrent.io.atomic import atomic_file
 from block_recurrent.io.door import first_line, read_bytes
 
 
+def counted(count: int, noun: str) -> str:
+    """A number and its noun, in the plural unless the number is one."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of text: the first column aligned left, the others right."""
     table = [list(head), *map(list, rows)]

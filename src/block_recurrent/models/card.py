@@ -125,7 +125,7 @@ def _evaluation(found: dict[str, Any]) -> str:
         return "## Evaluation\n\nNot evaluated yet.\n"
     head = ["held-out documents", "bits per byte", "95% interval", "bits per token", "documents", "tokens"]
     lines = [f"## Evaluation\n\n{markdown(head, rows)}"]
-    for key, label in (("state_saves", "Carrying the state saves"), ("twin_minus_model", "The twin needs more by")):
+    for key, label in (("state_saves", "Saved by carrying the state"), ("twin_minus_model", "Extra bits of the twin")):
         if key in found:
             gap = found[key]
             within = gap["interval_95"]
@@ -133,7 +133,8 @@ def _evaluation(found: dict[str, Any]) -> str:
             lines.append(f"{label}: {gap['bits_per_token']:+.4f} bits per token{shown}.\n")
     for key in ("headroom", "needle"):
         if key in found:
-            lines.append(f"{key.capitalize()}: {_flat(found[key])}.\n")
+            values = found[key] if isinstance(found[key], dict) else {key: found[key]}
+            lines.append(f"{key.capitalize()}:\n\n" + "".join(f"- {k}: {_flat(v)}\n" for k, v in values.items()))
     return "\n".join(lines)
 
 

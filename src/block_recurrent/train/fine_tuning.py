@@ -12,7 +12,7 @@ from block_recurrent.data import Corpus
 from block_recurrent.evaluate.scoring import bits_of
 from block_recurrent.evaluate.state_edits import StateEdit, clear_every
 from block_recurrent.inference.engine import Engine
-from block_recurrent.io.output import format_table
+from block_recurrent.io.output import counted, format_table
 from block_recurrent.io.progress import shown_progress
 from block_recurrent.run_config import RunConfig
 from block_recurrent.train.validation import first_tokens
@@ -63,10 +63,9 @@ def describe_gain(gain: Gain | None) -> str:
     rows = [[way, f"{a:.4f}", f"{b:.4f}", f"{b - a:+.4f}"] for way, (a, b) in gain.bits_per_byte.items()]
     table = format_table([f"bits per byte, split '{gain.split}'", "before", "after", "difference"], rows)
     before, after = gain.bits_per_byte[WITH]
-    documents = "1 document" if gain.documents == 1 else f"{gain.documents} documents"
     return (
-        f"{table}\nFine-tuning {'saves' if after <= before else 'costs'} {abs(1 - after / before):.1%} of the bits on "
-        f"{gain.tokens:,} tokens of {documents} that were not trained on."
+        f"{table}\nFine-tuning {'saves' if after <= before else 'costs'} {abs(1 - after / before):.1%} of the bits "
+        f"on text that was not trained on\n({gain.tokens:,} tokens of {counted(gain.documents, 'document')})."
     )
 
 

@@ -289,7 +289,7 @@ class Trainer:
         if gain is not None and gain < limit and step >= self.config.schedule.warmup:
             reporter.warn(
                 f"step {step}: the model makes no use of the recurrent state: it saves {gain:.5f} bits per token, less "
-                f"than eval.state_warning {limit}"
+                f"than eval.state_warning {limit}; this is normal early in training"
             )
         bits = result["bits_per_token"]
         is_best = self.counters.best_bits is None or bits < self.counters.best_bits
