@@ -1,4 +1,4 @@
-"""The plan of a study: what was asked for and the number of steps, decided once, so that a study can be resumed."""
+"""The plan of a study: its options and the number of steps, decided once, so that a study can be resumed."""
 
 from __future__ import annotations
 
