@@ -54,6 +54,13 @@ def test_log_probabilities(client: Any, served: Served) -> None:
         assert token in top
 
 
+def test_null_is_the_default(client: Any) -> None:
+    nothing: Any = dict.fromkeys(("temperature", "top_p", "n", "stream", "logprobs", "stop", "suffix", "echo"))
+    options: dict[str, Any] = {"model": "micro", "prompt": "sea", "seed": 4}
+    plain = client.completions.create(**options, max_tokens=16)
+    assert client.completions.create(**options, max_tokens=None, **nothing).choices == plain.choices
+
+
 def test_several_texts_have_seeds_of_their_own(client: Any) -> None:
     options: dict[str, Any] = {"model": "micro", "max_tokens": 12}
     answer = client.completions.create(prompt=["one", "two"], n=3, seed=7, **options)

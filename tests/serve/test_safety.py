@@ -87,6 +87,14 @@ def test_one_server_has_the_folder(served: Served) -> None:
         pass
 
 
+def test_head_is_answered_like_get_without_a_body(served: Served) -> None:
+    for path in ("/", "/health", "/v1/models"):
+        answer = served.client.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert answer.headers["content-length"] == str(len(served.client.get(path).content))
+    assert served.client.head("/v1/memories/nobody").status_code == 404
+
+
 # ---- How much at once
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -32,6 +33,7 @@ Model = tuple[str, str, Engine, Tokenizer]
 """Id, name in memory files, engine, tokenizer."""
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 ROOM_FOR_HEADERS = 1 << 20
+SPOOLED = re.compile(r"'\.[0-9a-f]{32}\.part'")
 
 
 def load_model(
@@ -104,7 +106,7 @@ def _described(folder: Path) -> Callable[[BlockRecurrentError], dict[str, Any]]:
 
     def described(error: BlockRecurrentError) -> dict[str, Any]:
         status = error.status if isinstance(error, RequestError) else 400
-        return error_body(status, str(error).replace(f"{folder}/", ""))
+        return error_body(status, SPOOLED.sub("the text", str(error).replace(f"{folder}/", "")))
 
     return described
 

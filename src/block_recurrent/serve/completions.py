@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from block_recurrent.data import Tokenizer
 from block_recurrent.inference.sampling import Sampling
@@ -65,6 +65,14 @@ class CompletionRequest(BaseModel):
     end_at_mark: bool = Field(True, description="Whether to stop at the end-of-document token.")
     memory: str | None = Field(None, description="The memory to continue from: NAME, or NAME@POSITION of its trail.")
     save_as: str | None = Field(None, description="Save the memory after the text under this name.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        """Null is the default, as for OpenAI."""
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if value is not None or name == "prompt"}
 
     def prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from block_recurrent.errors import did_you_mean
 from block_recurrent.inference.session_state import SessionState
 from block_recurrent.inference.text_input import read_text
 from block_recurrent.inference.trail import Trail
@@ -25,6 +26,7 @@ from block_recurrent.serve.store import Memory
 
 router = APIRouter(prefix="/v1/memories")
 TITLE = Query(None, max_length=200)
+READ_OPTIONS = ("model", "from", "title", "stream")
 TEXT_BODY = {"requestBody": {"required": True, "content": {"text/plain": {"schema": {"type": "string"}}}}}
 FILE_BODY = {
     "requestBody": {
@@ -128,6 +130,7 @@ async def read(
 ) -> Response | dict[str, Any]:
     """Read the body, UTF-8 text, into a memory. With `from` set to the same name, the memory is extended."""
     server: Server = request.app.state.server
+    _check_plain(request)
     if source is None or source.split("@")[0] != name:
         server.store.check_free(name)
     server.store.check_new(name)
@@ -241,6 +244,16 @@ class Book:
             prefix = reading.prefix.key() if reading.prefix else None
             place = await asyncio.to_thread(self.server.store.checkpoint, self.model, reading.state, prefix)
             self.trail = self.server.store.extended(self.trail, place)
+
+
+def _check_plain(request: Request) -> None:
+    """Reading something else than the text itself, or into another place, would go unnoticed."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind in ("multipart/form-data", "application/json"):
+        raise RequestError(415, f"the body is {kind}: send the text itself, as text/plain (curl --data-binary @FILE)")
+    for name in request.query_params:
+        if name not in READ_OPTIONS:
+            raise RequestError(400, f"unknown parameter {name!r}{did_you_mean(name, READ_OPTIONS)}")
 
 
 @asynccontextmanager

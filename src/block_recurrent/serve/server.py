@@ -65,7 +65,7 @@ class Server:
     async def state_of(self, model: Served, memory: str | None) -> SessionState:
         """The state of a memory; without one, the beginning of a document."""
         if memory is None:
-            return model.session().state
+            return model.beginning
         return await asyncio.to_thread(self.store.load, memory, model)
 
     async def read_prompt(self, model: Served, state: SessionState, tokens: Tokens) -> tuple[SessionState, int]:
