@@ -123,6 +123,24 @@ def test_a_file_can_be_sent(served: Served, tmp_path: Path) -> None:
     assert served.client.get("/v1/memories/damaged").status_code == 404
 
 
+def test_a_file_that_is_gone_is_told(served: Served) -> None:
+    """Another request may delete a memory at any moment."""
+    served.read("gone", "some text")
+    with served.client.stream("GET", "/v1/memories/gone/file") as answer:
+        (served.folder / "gone.memory").unlink()
+        assert len(answer.read()) == int(answer.headers["content-length"])
+    served.server.store._cache.clear()
+    for method, path, body in (
+        ("POST", "/v1/completions", {"memory": "gone"}),
+        ("GET", "/v1/memories/gone/file", None),
+        ("PATCH", "/v1/memories/gone", {"name": "elsewhere"}),
+    ):
+        answer = served.client.request(method, path, json=body)
+        assert answer.status_code == 404, answer.text
+        assert "has been deleted meanwhile" in answer.json()["error"]["message"]
+    assert served.client.delete("/v1/memories/gone").status_code == 200
+
+
 def test_score_tells_what_the_memory_was_worth(served: Served) -> None:
     served.read("scored", TEXT)
     answer = served.client.post("/v1/score", json={"memory": "scored", "text": " whale and ship"}).json()

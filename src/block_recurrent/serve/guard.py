@@ -44,7 +44,7 @@ class Guard:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         if scope["method"] == "HEAD":  # the server sends no body
-            scope = scope | {"method": "GET"}
+            scope = {**scope, "method": "GET"}
         status = 499  # the usual code for a client that disconnected before the response
 
         async def noting(message: Message) -> None:

@@ -121,7 +121,7 @@ def event_stream(events: AsyncGenerator[dict[str, Any]], seconds: float, describ
         except TimeoutError:
             body = error_body(TOO_LONG, f"the request took longer than the limit of {seconds} seconds")
             yield f"data: {json.dumps(body)}\n\n"
-        except BlockRecurrentError as error:
+        except (BlockRecurrentError, OSError) as error:
             yield f"data: {json.dumps(described(error))}\n\n"
         finally:
             await events.aclose()

@@ -102,7 +102,7 @@ class Store:
         return self._load(checkpoint_path(self.folder, place), model)
 
     def _load(self, path: Path, model: Served) -> SessionState:
-        with self._lock:
+        with self._lock, there(path):
             stamp = path.stat().st_mtime_ns
             if path in self._cache and self._cache[path][0] == stamp:
                 self._cache.move_to_end(path)
@@ -245,14 +245,15 @@ class Store:
         with self._lock:
             self.get(old)
             self.check_free(new)
-            os.replace(self._path(old), self._path(new))
+            with there(self._path(old)):
+                os.replace(self._path(old), self._path(new))
             self._known[new] = replace(self._known.pop(old), name=new)
             return self._known[new]
 
     def delete(self, name: str) -> None:
         with self._lock:
             memory = self.get(name)
-            self._path(name).unlink()
+            self._path(name).unlink(missing_ok=True)
             del self._known[name]
             self._drop(memory.trail)
 
@@ -284,6 +285,16 @@ class Store:
                 path = checkpoint_path(self.folder, place)
                 path.unlink(missing_ok=True)
                 self._cache.pop(path, None)
+
+
+@contextmanager
+def there(path: Path) -> Iterator[None]:
+    """Use a file that another request, or a user, may have deleted."""
+    try:
+        yield
+    except FileNotFoundError:
+        name = path.name.removesuffix(SUFFIX)
+        raise RequestError(404, f"'{name}' has been deleted meanwhile: GET /v1/memories lists what is left") from None
 
 
 def _memory(name: str, path: Path) -> Memory:
