@@ -39,6 +39,7 @@ def test_stream_gives_the_same_text(client: Any) -> None:
     parts = list(client.completions.create(**options, stream=True, stream_options={"include_usage": True}))
     assert "".join(part.choices[0].text for part in parts if part.choices) == whole.text
     assert [part.choices[0].finish_reason for part in parts if part.choices][-1] == whole.finish_reason
+    assert [token for part in parts if part.choices for token in part.choices[0].token_ids] == whole.token_ids
     assert parts[-1].usage.completion_tokens == 40
 
 

@@ -203,11 +203,15 @@ async def _whole(server: Server, job: Job) -> dict[str, Any]:
 
 
 async def _events(server: Server, job: Job) -> AsyncGenerator[dict[str, Any]]:
-    """The completions, token by token."""
+    """The completions, token by token; one without text, such as a part of a character, comes with the next."""
+    held: dict[int, list[int]] = {}
     async with aclosing(_written(server, job)) as parts:
         async for part in parts:
+            part["token_ids"] = held.pop(part["index"], []) + part["token_ids"]
             if part["text"] or part["logprobs"] or part["finish_reason"]:
                 yield job.answer([part], usage=False)
+            else:
+                held[part["index"]] = part["token_ids"]
     if job.saved or (job.body.stream_options and job.body.stream_options.include_usage):
         yield job.answer([], usage=True)
 
@@ -253,7 +257,7 @@ def _model(model: Served) -> dict[str, Any]:
         "hash": model.engine.fingerprint(),
         "window": config.window,
         "recurrent_layers": list(config.recurrent_layers),
-        "memory_bytes": model.engine.empty().nbytes,
+        "memory_bytes": model.beginning.memory.nbytes,
     }
 
 

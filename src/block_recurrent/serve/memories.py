@@ -301,7 +301,7 @@ def _info(server: Server, memory: Memory, whole: bool = True) -> dict[str, Any]:
         "tokens": memory.tokens,
         "text_bytes": memory.text_bytes,
         "text_hash": memory.text_hash,
-        "bytes": model.engine.empty().nbytes if model else None,
+        "bytes": model.beginning.memory.nbytes if model else None,
         "created": notes.get("created"),
         "id": notes.get("id"),
         "parent": notes.get("parent"),
