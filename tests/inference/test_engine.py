@@ -220,6 +220,21 @@ def test_caches_hold_values_of_any_size(size: float, weights: str, build: str, t
 
 
 @pytest.mark.skipif(cpp.LIBRARY is None, reason="the kernels are not built for this machine")
+@pytest.mark.parametrize("read", [0, 3, 12])
+def test_entries_before_the_beginning_count_if_they_are_not_zero(read: int, tokens: Tokens) -> None:
+    """Zeros there are not read, but a memory that was made by hand may have others."""
+    model = make("rec-fixed-skip", **ODD)
+    engine, text = Engine(model), tokens(2, read + 3)
+    memory = engine.prefill(text[:, :read])[1] if read else engine.empty(2)
+    for layer in memory.layers:
+        layer.keys[1, 0, 1] = layer.values[1, 1, 2] = 1
+    after = memory
+    for index in range(read, read + 3):
+        wanted, _ = expected(model, text[:, read : index + 1], memory)
+        got, after = engine.decode(text[:, index], after)
+        assert torch.allclose(got, wanted[:, -1], atol=TOLERANCE["float32"])
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_numbers_that_are_none_are_not_hidden(bad: float, tokens: Tokens) -> None:
     engine, text = Engine(make("slide")), tokens(1, 20)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from block_recurrent import Session
 from block_recurrent.data import Tokenizer
 from block_recurrent.errors import ConfigError
-from block_recurrent.inference.sampling import Chooser, Sampling, shape_logits
+from block_recurrent.inference.sampling import Choice, Chooser, Sampling, choose, shape_logits
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,36 @@ def test_logits_are_shaped_as_transformers_shapes_them(
     assert torch.allclose(ours.softmax(-1), theirs[0].softmax(-1), atol=1e-12)
 
 
+def one(sampling: Sampling, logits: torch.Tensor) -> Choice:
+    return choose([Chooser(sampling, eos_token_id=3)], logits[None], [[]])[0]
+
+
+@pytest.mark.parametrize("vocabulary", [11, 257, 9000])
+def test_a_row_among_others_is_chosen_as_it_would_be_alone(vocabulary: int) -> None:
+    options: list[dict] = [
+        {}, {"temperature": 0.7}, {"temperature": 0}, {"top_k": 5}, {"top_p": 0.9, "temperature": 1.3},
+        {"end_at_mark": False}, {"min_p": 0.1}, {"repetition_penalty": 1.2}, {"repetition_penalty": 2, "top_k": 9},
+    ]  # fmt: skip
+    samplings = [Sampling(seed=seed, **options[seed % len(options)]) for seed in range(16)]
+    logits = 3 * torch.randn(16, vocabulary, generator=torch.Generator().manual_seed(0))
+    recent = [list(range(seed % 11)) for seed in range(16)]
+    together = choose([Chooser(sampling, 3) for sampling in samplings], logits, recent)
+    alone = [
+        choose([Chooser(sampling, 3)], row[None], [last])[0]
+        for sampling, row, last in zip(samplings, logits, recent, strict=True)
+    ]
+    assert together == alone
+    assert len({choice.token for choice in alone}) > 5
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300])
+def test_the_lowest_temperatures_are_greedy(temperature: float) -> None:
+    assert one(Sampling(temperature=temperature), torch.tensor([0.1, -3.0, 7.0, 6.9])).token == 2
+
+
 def test_draws_follow_the_distribution() -> None:
     probabilities = torch.tensor([0.5, 0.0, 0.3, 0.2])
-    drawn = Counter(
-        Chooser(Sampling(seed=seed), eos_token_id=3).choose(probabilities.log(), []).token for seed in range(4000)
-    )
+    drawn = Counter(one(Sampling(seed=seed), probabilities.log()).token for seed in range(4000))
     assert drawn[1] == 0, "what has no probability never comes"
     for token, p in enumerate(probabilities.tolist()):
         assert abs(drawn[token] / 4000 - p) < 0.04

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any
 
@@ -98,6 +99,7 @@ OTHERS: list[tuple[str, str, Any, int]] = [
     ("POST", "/v1/memories/new/read?from=nobody", b"text", 404),
     ("POST", "/v1/memories/new/read?model=nano", b"text", 404),
     ("POST", f"/v1/memories/new/read?title={'t' * 201}", b"text", 400),
+    ("POST", "/v1/memories/new/read?form=known", b"text", 400),
     ("POST", "/v1/memories/%20/read", b"text", 400),
     ("PUT", "/v1/memories/new/file", b"\x80\x04pickle", 400),
     ("PUT", "/v1/memories/new/file", b"x" * (3 << 20), 413),
@@ -141,6 +143,26 @@ def test_completions(served: Served, body: dict[str, Any]) -> None:
 def test_others(served: Served, method: str, path: str, body: bytes | None, status: int) -> None:
     kind = "text/plain" if path.split("?")[0].endswith(("/read", "/file")) else "application/json"
     check(served.client.request(method, path, content=body, headers={"content-type": kind}), status)
+
+
+@pytest.mark.parametrize("kind", ["multipart/form-data; boundary=x", "application/json"])
+def test_a_body_that_is_not_the_text_itself_is_not_read(served: Served, kind: str) -> None:
+    answer = served.client.post("/v1/memories/new/read", content=b'{"text": "a"}', headers={"content-type": kind})
+    check(answer, 415)
+    assert "--data-binary" in answer.text
+
+
+@pytest.mark.parametrize("path", ["completions", "memories/new/read"])
+def test_compressed_bodies(served: Served, path: str) -> None:
+    headers = {"content-type": "text/plain" if "read" in path else "application/json", "content-encoding": "gzip"}
+    check(served.client.post(f"/v1/{path}", content=gzip.compress(b'{"max_tokens": 2}'), headers=headers), 415)
+
+
+def test_names_of_temporary_files_are_not_told(served: Served) -> None:
+    for body in (b"caf\xe9", "text".encode("utf-16")):
+        answer = served.client.post("/v1/memories/new/read", content=body)
+        assert "the text is" in answer.json()["error"]["message"]
+        assert ".part" not in answer.text
 
 
 def test_there_are_sixty() -> None:

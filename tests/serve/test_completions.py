@@ -39,6 +39,7 @@ def test_stream_gives_the_same_text(client: Any) -> None:
     parts = list(client.completions.create(**options, stream=True, stream_options={"include_usage": True}))
     assert "".join(part.choices[0].text for part in parts if part.choices) == whole.text
     assert [part.choices[0].finish_reason for part in parts if part.choices][-1] == whole.finish_reason
+    assert [token for part in parts if part.choices for token in part.choices[0].token_ids] == whole.token_ids
     assert parts[-1].usage.completion_tokens == 40
 
 
@@ -52,6 +53,13 @@ def test_log_probabilities(client: Any, served: Served) -> None:
     for token, log_prob, top in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
         assert max(top.values()) == pytest.approx(log_prob)  # greedy
         assert token in top
+
+
+def test_null_is_the_default(client: Any) -> None:
+    nothing: Any = dict.fromkeys(("temperature", "top_p", "n", "stream", "logprobs", "stop", "suffix", "echo"))
+    options: dict[str, Any] = {"model": "micro", "prompt": "sea", "seed": 4}
+    plain = client.completions.create(**options, max_tokens=16)
+    assert client.completions.create(**options, max_tokens=None, **nothing).choices == plain.choices
 
 
 def test_several_texts_have_seeds_of_their_own(client: Any) -> None:

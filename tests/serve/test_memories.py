@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from block_recurrent.inference.session import Session
-from block_recurrent.inference.session_file import read_memory_file
+from block_recurrent.inference.session_file import read_memory_file, save_session
 from block_recurrent.inference.trail import Place, Trail
 from block_recurrent.serve.limits import Limits
 
@@ -121,6 +123,49 @@ def test_a_file_can_be_sent(served: Served, tmp_path: Path) -> None:
         assert answer.status_code == 400, answer.text
         assert str(served.folder) not in answer.text
     assert served.client.get("/v1/memories/damaged").status_code == 404
+
+
+def test_a_file_that_is_gone_is_told(served: Served) -> None:
+    """Another request may delete a memory at any moment."""
+    served.read("gone", "some text")
+    with served.client.stream("GET", "/v1/memories/gone/file") as answer:
+        (served.folder / "gone.memory").unlink()
+        assert len(answer.read()) == int(answer.headers["content-length"])
+    served.server.store._cache.clear()
+    for method, path, body in (
+        ("POST", "/v1/completions", {"memory": "gone"}),
+        ("GET", "/v1/memories/gone/file", None),
+        ("PATCH", "/v1/memories/gone", {"name": "elsewhere"}),
+    ):
+        answer = served.client.request(method, path, json=body)
+        assert answer.status_code == 404, answer.text
+        assert "has been deleted meanwhile" in answer.json()["error"]["message"]
+    assert served.client.delete("/v1/memories/gone").status_code == 200
+
+
+def test_others_do_not_wait_while_a_memory_is_written(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    served.read("read", "some text")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*given: object) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        save_session(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("block_recurrent.serve.store.save_session", slow)
+    with ThreadPoolExecutor() as pool:
+        writing = pool.submit(served.read, "slow", "another text")
+        try:
+            assert begun.wait(60)
+            assert served.client.get("/v1/memories").status_code == 200
+            assert served.client.get("/v1/memories/read").json()["tokens"] == 9
+            for memory in (None, "read"):
+                answer = served.complete(prompt="sea", memory=memory, max_tokens=3, end_at_mark=False)
+                assert answer["usage"]["completion_tokens"] == 3
+            assert not writing.done()
+        finally:
+            go_on.set()
+        assert writing.result()["tokens"] == 12
 
 
 def test_score_tells_what_the_memory_was_worth(served: Served) -> None:

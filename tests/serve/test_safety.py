@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -87,6 +89,14 @@ def test_one_server_has_the_folder(served: Served) -> None:
         pass
 
 
+def test_head_is_answered_like_get_without_a_body(served: Served) -> None:
+    for path in ("/", "/health", "/v1/models"):
+        answer = served.client.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert answer.headers["content-length"] == str(len(served.client.get(path).content))
+    assert served.client.head("/v1/memories/nobody").status_code == 404
+
+
 # ---- How much at once
 
 
@@ -161,6 +171,31 @@ def test_limits_on_memories_time_and_texts(tmp_path: Path) -> None:
         assert served.client.post("/v1/memories/one/read", content=b"x" * 5001).status_code == 413
         in_chunks = served.client.post("/v1/memories/one/read", content=iter([b"x" * 3000] * 2))
         assert in_chunks.status_code == 413
+
+
+def test_a_body_that_stalls_or_breaks_off_frees_its_place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(tmp_path, Limits(seconds=1)) as served:
+        url = httpx.URL(served.url)
+        head = b"POST /v1/memories/x/read HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\nhalf"
+        for leaves in (False, True):
+            with socket.create_connection((url.host, url.port)) as connection:
+                connection.sendall(head)
+                wait_until(lambda: served.server.admission.count == 1)
+                answer = b"" if leaves else connection.recv(4096)
+            wait_until(lambda: served.server.admission.count == 0)
+            assert leaves or answer.startswith(b"HTTP/1.1 408")
+        assert not list(tmp_path.glob(".*.part"))
+        assert "Traceback" not in caplog.text
+
+
+def test_a_full_disk_is_told(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("block_recurrent.serve.store.save_session", full)
+    answer = served.client.post("/v1/memories/new/read", content=b"text")
+    assert (answer.status_code, "No space left" in answer.json()["error"]["message"]) == (507, True)
+    assert served.client.get("/v1/memories/new").status_code == 404
 
 
 # ---- What is left

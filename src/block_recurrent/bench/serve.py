@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from block_recurrent.bench.contenders import DEPTH, WIDTH, Setting, import_extra, our_config
+from block_recurrent.bench.serve_client import Client, together
 from block_recurrent.errors import ConfigError
 
 SUMMARY = "the server under load: parallel streams, time to first token, a peer, mixed requests"
@@ -27,7 +23,9 @@ EXAMPLE = "brt bench serve --parts streams,first"
 CONTEXT = 8192
 NOTE = (
     f"Over HTTP on one machine; streams, first and peer: width {WIDTH}, {DEPTH} layers, window 512, random weights of "
-    "the given precision. streams: tokens per second of all streams together, the best round; ratio over one stream. "
+    "the given precision. streams: tokens per second of all streams together, the best round, until the last event of "
+    "each has arrived; every one has a prompt of 8 or 9 bytes, from the beginning of a document or after a memory of "
+    "2,048 tokens, which fills every cache; ratio over one stream. "
     "first: milliseconds to the first token of a request from a saved memory, the median; ratio over the near one; the "
     "far memory is that of some thousand tokens whose file says that there were more, which was uploaded: the work "
     "depends on the position in the block and on nothing else. peer: transformers' generate behind FastAPI, one "
@@ -93,60 +91,6 @@ def _port(process: subprocess.Popen[str]) -> int:
     return int(match[1])
 
 
-class Client:
-    """Requests to one port of this machine."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-
-    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and JSON of the response; body: JSON or raw bytes."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
-        try:
-            kind = "text/plain" if isinstance(body, bytes) else "application/json"
-            sent = body if isinstance(body, bytes) or body is None else json.dumps(body)
-            connection.request(method, path, sent, {"content-type": kind})
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-        finally:
-            connection.close()
-
-    def download(self, path: str) -> bytes:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}") as answer:
-            return answer.read()
-
-    def complete(self, **body: Any) -> Any:
-        status, answer = self.ask("POST", "/v1/completions", body)
-        if status != 200:
-            raise ConfigError(f"the server answered {status}: {answer['error']['message']}")
-        return answer
-
-    def first_events(self, count: int, **body: Any) -> float:
-        """Seconds until a number of tokens of a stream have arrived; then the client disconnects."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
-        began = time.perf_counter()
-        connection.request(
-            "POST", "/v1/completions", json.dumps(body | {"stream": True}), {"content-type": "application/json"}
-        )
-        answer = connection.getresponse()
-        while count and (line := answer.readline()):  # the text may end earlier
-            count -= line.startswith(b"data")
-        seconds = time.perf_counter() - began
-        connection.close()
-        return seconds
-
-
-def together(count: int, work: Callable[[int], object]) -> float:
-    """Seconds that a number of threads took for their work."""
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return time.perf_counter() - began
-
-
 @contextmanager
 def saved(config: Any) -> Iterator[Path]:
     """A run with random weights, for a server to load."""
@@ -176,22 +120,25 @@ def _wide() -> Any:
 
 
 def _streams(args: argparse.Namespace) -> list[dict[str, Any]]:
-    rows = []
-    with saved(_wide()) as folder:
+    rows, told = [], "tokens per second, all streams together"
+    config = _wide()
+    text = ("The whale, the sea, and the ship that sailed. " * (config.window // 10))[: 4 * config.window].encode()
+    with saved(config) as folder:
         for weights in args.weights.split(","):
-            options = ["--weights", weights, "--lanes", str(args.streams)]
-            with started(folder, *options) as (_, client):
-
-                def write(number: int, client: Client = client) -> None:
-                    client.complete(prompt=f"stream {number}", max_tokens=args.tokens, seed=number, end_at_mark=False)
-
-                write(0)
-                rates: dict[int, float] = {1: 0, args.streams: 0}
-                for _ in range(args.rounds):
-                    for count in rates:
-                        rates[count] = max(rates[count], count * args.tokens / together(count, write))
-                told = "tokens per second, all streams together"
-                rows += [row("streams", weights, n, rate, rate / rates[1], told) for n, rate in rates.items()]
+            with started(folder, "--weights", weights, "--lanes", str(args.streams)) as (_, client):
+                client.ask("POST", "/v1/memories/text/read", text)
+                for what, start in (("a prompt", {}), ("a memory", {"memory": "text"})):
+                    bodies = [
+                        {"prompt": f"stream {n}", "max_tokens": args.tokens, "seed": n, "end_at_mark": False} | start
+                        for n in range(args.streams)
+                    ]
+                    client.streams(bodies[:1], args.tokens)
+                    rates: dict[int, float] = {1: 0, args.streams: 0}
+                    for _ in range(args.rounds):
+                        for n in rates:
+                            rates[n] = max(rates[n], n * args.tokens / client.streams(bodies[:n], args.tokens))
+                    name = f"{weights}, from {what}"
+                    rows += [row("streams", name, n, rate, rate / rates[1], told) for n, rate in rates.items()]
     return rows
 
 

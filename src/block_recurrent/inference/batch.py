@@ -18,7 +18,7 @@ from block_recurrent.inference.engine import Engine, engine_of
 from block_recurrent.inference.sampling import Sampling, check_max_tokens
 from block_recurrent.inference.session import Session
 from block_recurrent.inference.text_input import tokens_of
-from block_recurrent.inference.writer import MARK, Writer, Written, WrittenToken
+from block_recurrent.inference.writer import MARK, Writer, Written, WrittenToken, chosen
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 
@@ -104,9 +104,10 @@ def _write_on_host(
     memory = DocumentMemory.cat([session.memory for session in sessions])
     while busy:
         logits, after = engine.decode([writers[lane].state.pending for lane in busy], memory)
-        for index, lane in enumerate(busy):
+        choices = chosen([writers[lane] for lane in busy], logits)
+        for index, (lane, choice) in enumerate(zip(busy, choices, strict=True)):
             writer = writers[lane]
-            written[lane].append(writer.take(logits[index], after))
+            written[lane].append(writer.accept(choice, after))
             if writer.ended:
                 # A mark was not fed, and the token before it has to be fed again.
                 own_memory = _lane(memory if writer.ended == MARK else after, index)

@@ -125,9 +125,7 @@ class DeviceWriting:
         self._draws = torch.empty(memory.lanes, DRAWN_AT_ONCE, dtype=torch.float64, device=device)
         self._drawn = DRAWN_AT_ONCE
         with decoder.precision():
-            no_tokens = torch.zeros(memory.lanes, 0, dtype=torch.int64, device=device)
-            # The model checks the memory, and sets initial states.
-            memory = decoder.snapshot.model.hidden(no_tokens, decoder.snapshot.recognized(memory))[1]
+            memory = decoder.snapshot.model.ready(decoder.snapshot.recognized(memory), memory.lanes)
             self._layers = [self._buffers(*pair) for pair in zip(decoder.layers, memory.layers, strict=True)]
 
     def step(self) -> list[Choice]:

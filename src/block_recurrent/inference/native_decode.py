@@ -3,7 +3,8 @@
 A memory is a value, but copying W keys and values of every layer for each token would cost more than attention.
 So caches live in a `Buffer` with spare room at its end: a memory uses the entries before its position, and the next is
 appended after them, where no memory reads yet. If another memory has already written there (a fork), or the buffer
-is full, the entries are copied to a new one. Other memories are copied into a buffer first.
+is full, the entries are copied to a new one. Other memories are copied into a buffer first. Near the beginning of a
+document most entries are 0: they are neither copied nor read.
 
 With many lanes the caches dominate the memory traffic. So an entry of a head is stored with 24 bits per number and a
 scale, exact to 2^-23 of its largest number, as in float32; with bfloat16 and int8 weights, with 16 bits per number.
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast, overload
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -43,10 +45,9 @@ class Entries(NamedTuple):
     """(keys and values of each layer, B, H, entries), float32."""
 
     @classmethod
-    def empty(cls, shape: Sequence[int], low: bool) -> Entries:
+    def zeros(cls, shape: Sequence[int], low: bool) -> Entries:
         *outer, K = shape
-        lows = torch.empty(*outer, K * low, dtype=torch.uint8)
-        return cls(torch.empty(*shape, dtype=torch.int16), lows, torch.empty(outer))
+        return cls(_zeros(shape, np.int16), _zeros((*outer, K * low), np.uint8), _zeros(outer, np.float32))
 
     def part(self, start: int, count: int) -> Entries:
         return Entries(*(x.narrow(3, start, count) for x in self))
@@ -87,6 +88,8 @@ class Place(NamedTuple):
     """For each lane, (recurrent layers, 4, H, S, K): keys, values, queries to the states and to the tokens."""
     shown: tuple[Entries, ...]
     """For each lane, those keys and values."""
+    filled: tuple[int, ...]
+    """For each lane, the number of newest entries that may be other than 0."""
 
     def entries(self, own: bool) -> Entries:
         """W of each plain layer, or 2W of each recurrent one."""
@@ -148,7 +151,7 @@ class NativeDecoder:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self._decode.argtypes, self._decode.restype = (pointer, pointer, number, pointer, pointer, number), None
         self._room_for.argtypes, self._room_for.restype = (pointer, number, number), number
-        self._narrow_all.argtypes, self._narrow_all.restype = (number, *[pointer] * 2, *[number] * 5), None
+        self._narrow_all.argtypes, self._narrow_all.restype = (number, *[pointer] * 2, *[number] * 6), number
 
     def decode(self, tokens: Sequence[int], memories: Sequence[DocumentMemory]) -> tuple[Tensor, list[DocumentMemory]]:
         """Decode a token for each lane of all memories together, each in the vocabulary.
@@ -159,8 +162,8 @@ class NativeDecoder:
         lanes, W = array("q"), self.config.window
         given = iter(tokens)
         for buffer, place in claimed:
-            for (plain, own), shown, token in zip(buffer.lanes, place.shown, given, strict=False):
-                lanes.extend((token, *plain, place.at + W, *own, place.at + 2 * W, *shown.pointers()))
+            for (plain, own), shown, filled, token in zip(buffer.lanes, place.shown, place.filled, given, strict=False):
+                lanes.extend((token, *plain, place.at + W, *own, place.at + 2 * W, *shown.pointers(), filled))
         logits = torch.empty(len(tokens), self.config.vocab_size)
         self._call(lanes, len(tokens), logits)
         return logits, [self._after(memory, place) for memory, (_, place) in zip(memories, claimed, strict=True)]
@@ -183,51 +186,70 @@ class NativeDecoder:
                 return buffer, place
         if place is None:
             place = self._enter(memory)
-        buffer = Buffer([self._store(memory, place, own) for own in (False, True)], self.room)
+        if place.buffer is None:
+            buffer, place = self._narrowed(memory, place)
+        else:
+            buffer = self._copied(place)
         return buffer, place._replace(buffer=buffer, at=0)
 
     def _enter(self, memory: DocumentMemory) -> Place:
-        """Copy a memory into a buffer. The model checks it, and sets the initial state of new lanes."""
-        made_here = memory.fingerprint == self.snapshot.fingerprint() and memory.config is self.config
-        if not made_here or any(memory.fresh):
-            no_tokens = torch.zeros(memory.lanes, 0, dtype=torch.int64)
-            memory, given = self.snapshot.model.hidden(no_tokens, memory)[1], memory
-        else:
-            given = memory
+        """The states of a memory, ready for decoding. The model checks it, and sets the initial state of new lanes."""
+        given = memory
+        if memory.fingerprint != self.snapshot.fingerprint() or memory.config is not self.config or any(memory.fresh):
+            memory = self.snapshot.model.ready(self.snapshot.recognized(memory), memory.lanes)
         states = tuple(state for layer in memory.layers if (state := layer.state) is not None)
         for state in states:
             self._check_shape(state, (memory.lanes, self.config.num_states, self.config.d_model), "a state")
         views = [torch.stack(cell.view(state), 1) for cell, state in zip(self.cells, states, strict=True)]
         by_lane = torch.stack(views, 1).unbind() if views else (torch.empty(0, 4, 1, 1, 1),) * memory.lanes
-        place = Place(None, 0, states, by_lane, tuple(map(self._shown, by_lane)))
-        with self._lock:
-            self._places[given] = place
+        place = Place(
+            None, 0, states, by_lane, tuple(map(self._shown, by_lane)), (2 * self.config.window,) * memory.lanes
+        )
+        self._keep(given, place)
         return place
 
-    def _store(self, memory: DocumentMemory, place: Place, own: bool) -> Entries:
-        """The entries of plain or of recurrent layers, with room after them."""
-        c, which = self.config, self.recurrent if own else self.plain
-        shape = (memory.lanes, c.num_heads, (1 + own) * c.window, c.head_dim)
-        store = Entries.empty((2 * len(which), *shape[:2], shape[2] + self.room, c.head_dim), self.exact)
-        if place.buffer is not None:
-            for to, x in zip(store.part(0, shape[2]), place.entries(own), strict=True):
-                to.copy_(x)
-            return store
-        for number, i in enumerate(which):
-            for index, x in enumerate((memory.layers[i].keys, memory.layers[i].values), 2 * number):
-                self._check_shape(x, shape, "a cache")
-                self._narrow(x, Entries(*(part[index] for part in store)))
-        return store
+    def _narrowed(self, memory: DocumentMemory, place: Place) -> tuple[Buffer, Place]:
+        """A buffer with the entries of a memory, and its place, from now on with their true number."""
+        stores = [self._store(memory.lanes, own) for own in (False, True)]
+        most = [0] * memory.lanes
+        for own, store in enumerate(stores):
+            shape = (memory.lanes, self.config.num_heads, (1 + own) * self.config.window, self.config.head_dim)
+            for number, i in enumerate(self.recurrent if own else self.plain):
+                for index, x in enumerate((memory.layers[i].keys, memory.layers[i].values), 2 * number):
+                    self._check_shape(x, shape, "a cache")
+                    for lane, filled in enumerate(place.filled):
+                        to = Entries(*(part[index, lane] for part in store))
+                        most[lane] = max(most[lane], self._narrow(x[lane], to, shape[2] - min(filled, shape[2])))
+        self._keep(memory, place := place._replace(filled=tuple(most)))
+        return Buffer(stores, self.room), place
+
+    def _copied(self, place: Place) -> Buffer:
+        """A buffer with the entries of another one."""
+        stores = [self._store(len(place.filled), own) for own in (False, True)]
+        for own, store in enumerate(stores):
+            count = (1 + own) * self.config.window
+            filled = min(count, max(place.filled))
+            for to, x in zip(store.part(count - filled, filled), place.entries(bool(own)), strict=True):
+                to.copy_(x.narrow(3, count - filled, filled))
+        return Buffer(stores, self.room)
+
+    def _store(self, lanes: int, own: bool) -> Entries:
+        """For the entries of plain or of recurrent layers, with room after them."""
+        c, layers = self.config, len(self.recurrent if own else self.plain)
+        return Entries.zeros((2 * layers, lanes, c.num_heads, (1 + own) * c.window + self.room, c.head_dim), self.exact)
 
     def _shown(self, view: Tensor) -> Entries:
         """Keys and values of a lane's view, (recurrent layers, 4, H, S, K)."""
         keys_and_values = view[:, :2]
-        shown = Entries.empty(keys_and_values.shape, self.exact)
+        shown = Entries.zeros(keys_and_values.shape, self.exact)
         self._narrow(keys_and_values, shown)
         return shown
 
-    def _narrow(self, x: Tensor, to: Entries) -> None:
-        """x (..., entries, K), into the first of at least as many entries (..., entries, K)."""
+    def _narrow(self, x: Tensor, to: Entries, first: int = 0) -> int:
+        """x (..., entries, K), 0 before `first`, into the first of at least as many entries (..., entries, K), all 0.
+
+        Returns the number of entries from the first one that is not 0.
+        """
         x = x.detach().float().contiguous()
         *outer, entries, K = x.shape
         shape = (*outer, to.scales.shape[-1])
@@ -237,8 +259,14 @@ class NativeDecoder:
             cpp.pointer(to.scales, shape),
         )
         numbers = array("q", cast(tuple[int, ...], pointers))
-        sizes = math.prod(outer), entries, shape[-1], K
-        self._narrow_all(self.exact, x.data_ptr(), numbers.buffer_info()[0], *sizes, torch.get_num_threads())
+        sizes = math.prod(outer), first, entries, shape[-1], K
+        return entries - self._narrow_all(
+            self.exact, x.data_ptr(), numbers.buffer_info()[0], *sizes, torch.get_num_threads()
+        )
+
+    def _keep(self, memory: DocumentMemory, place: Place) -> None:
+        with self._lock:
+            self._places[memory] = place
 
     def _check_shape(self, x: Tensor, shape: tuple[int, ...], name: str) -> None:
         if tuple(x.shape) != shape:
@@ -247,14 +275,14 @@ class NativeDecoder:
     def _after(self, memory: DocumentMemory, place: Place) -> DocumentMemory:
         """The memory after the token that has just been written."""
         tokens_read = memory.tokens_read + 1
-        place = place._replace(at=place.at + 1)
+        most = 2 * self.config.window
+        place = place._replace(at=place.at + 1, filled=tuple(min(most, count + 1) for count in place.filled))
         full = [lane for lane, count in enumerate(tokens_read.tolist()) if count % self.config.window == 0]
         if full and self.cells:
             place = self._next_block(place, full)
         layers = BufferedLayers(place, self.recurrent, self.config.num_layers)
         after = DocumentMemory(layers, tokens_read, self.config, fingerprint=self.snapshot.fingerprint())
-        with self._lock:
-            self._places[after] = place
+        self._keep(after, place)
         return after
 
     def _next_block(self, place: Place, lanes: list[int]) -> Place:
@@ -311,3 +339,10 @@ class NativeDecoder:
     def _pointer(self, x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> list[int]:
         self._weights.append(x)
         return [cast(int, cpp.pointer(x, shape, dtype))]
+
+
+def _zeros(shape: Sequence[int], dtype: Any) -> Tensor:
+    """Zeros that take no memory before they are written, beginning at a multiple of 64 bytes."""
+    raw = np.zeros(math.prod(shape) * np.dtype(dtype).itemsize + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return torch.from_numpy(raw[start : len(raw) - 64 + start].view(dtype).reshape(shape))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -88,26 +89,46 @@ class Choice:
 
 
 class Chooser:
-    """Chooses the tokens of one sequence."""
+    """The options of one sequence, and its random numbers."""
 
     def __init__(self, sampling: Sampling, eos_token_id: int) -> None:
         self.sampling, self.eos_token_id = sampling, eos_token_id
         self._random = torch.Generator().manual_seed(sampling.seed)
 
-    def choose(self, logits: Tensor, recent: Sequence[int]) -> Choice:
-        """logits (V,) of the next token; recent: the last tokens of the text, for the repetition penalty."""
-        plain = logits.detach().to("cpu", torch.float64)
-        log_sum = float(plain.logsumexp(-1))
-        check_finite(log_sum)
-        shaped = shape_logits(plain, recent, self.sampling, self.eos_token_id)
-        if self.sampling.temperature == 0:
-            token = int(shaped.argmax())
-        else:
-            cumulative = shaped.softmax(-1).cumsum(-1).numpy()  # small calls take less time than with torch
-            drawn = torch.rand((), generator=self._random, dtype=torch.float64).item() * cumulative[-1]
+        s = sampling
+        self.is_plain = not s.top_k and s.top_p == 1 and not s.min_p and s.repetition_penalty == 1
+        """Whether logits are only divided by the temperature, and the document mark left out."""
+
+    def draw(self) -> float:
+        """The next random number, from 0 to 1."""
+        return torch.rand((), generator=self._random, dtype=torch.float64).item()
+
+
+def choose(choosers: Sequence[Chooser], logits: Tensor, recent: Sequence[Sequence[int]]) -> list[Choice]:
+    """The next token of each sequence from its logits (B, V); recent: its last tokens, for the repetition penalty.
+
+    With numpy, and for all sequences at once: small calls take less time. Each row is computed as it would be alone.
+    A choice of logits that are not finite has a log-probability that is not.
+    """
+    plain = logits.detach().to("cpu", torch.float64).numpy()
+    with np.errstate(all="ignore"):
+        highest = plain.max(-1, keepdims=True)
+        log_sums = np.log(np.exp(plain - highest).sum(-1)) + highest[:, 0]
+        shaped = (plain - highest) / np.array([[chooser.sampling.temperature or 1] for chooser in choosers])
+    for row, chooser, last in zip(range(len(plain)), choosers, recent, strict=True):
+        if not chooser.is_plain:
+            shaped[row] = shape_logits(torch.from_numpy(plain[row]), last, chooser.sampling, chooser.eos_token_id)
+        elif not chooser.sampling.end_at_mark:
+            shaped[row, chooser.eos_token_id] = -np.inf
+    with np.errstate(all="ignore"):
+        cumulative = np.exp(shaped - shaped.max(-1, keepdims=True)).cumsum(-1)
+    tokens = shaped.argmax(-1).tolist()
+    for row, chooser in enumerate(choosers):
+        if chooser.sampling.temperature > 0:
+            own, drawn = cumulative[row], chooser.draw() * cumulative[row, -1]
             # side="right": the first entry above the random number, which has a probability above 0.
-            token = min(int(cumulative.searchsorted(drawn, side="right")), int(cumulative.argmax()))
-        return Choice(token, float(plain[token]) - log_sum)
+            tokens[row] = min(int(own.searchsorted(drawn, side="right")), int(own.argmax()))
+    return [Choice(token, float(plain[row, token] - log_sums[row])) for row, token in enumerate(tokens)]
 
 
 def check_finite(result: float) -> None:

@@ -27,7 +27,7 @@ from block_recurrent.inference.engine import Engine, engine_of
 from block_recurrent.inference.sampling import Sampling, check_max_tokens
 from block_recurrent.inference.session_state import SessionState
 from block_recurrent.inference.text_input import settled, tokens_of
-from block_recurrent.inference.writer import Writer, Written, WrittenToken
+from block_recurrent.inference.writer import Writer, Written, WrittenToken, chosen
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 
@@ -175,10 +175,11 @@ class Session:
         while writer.ended is None:
             if writing is not None:
                 [choice] = writing.step()
-                written = writer.accept(choice, writing.memory(0))
+                memory = writing.memory(0)
             else:
                 logits, memory = self.engine.decode([writer.state.pending], writer.state.memory)
-                written = writer.take(logits[0], memory)
+                [choice] = chosen([writer], logits)
+            written = writer.accept(choice, memory)
             self.state = writer.state
             yield written
 

@@ -25,7 +25,7 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """The text that is ready after this token; empty while a character or a possible stop string is unfinished."""
-        raw = self._tokenizer.decode_bytes([token], begin=self._at_beginning)
+        raw = self._tokenizer.token_bytes(token, begin=self._at_beginning)
         self._at_beginning = False
         self._held += self._decoder.decode(raw)
         found = [place for text in self._stop if (place := self._held.find(text)) >= 0]

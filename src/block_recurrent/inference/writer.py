@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from block_recurrent.data import Tokenizer
-from block_recurrent.inference.sampling import Choice, Chooser, Sampling
+from block_recurrent.inference.sampling import Choice, Chooser, Sampling, check_finite, choose
 from block_recurrent.inference.session_state import SessionState
 from block_recurrent.inference.text_stream import TextStream
 from block_recurrent.model.memory import DocumentMemory
@@ -41,13 +42,9 @@ class Writer:
         self.state = state
         self.ended: str | None = None
         self._tokenizer = tokenizer
-        self._chooser = Chooser(sampling, tokenizer.eos_token_id)
+        self.chooser = Chooser(sampling, tokenizer.eos_token_id)
         self._stream = TextStream(tokenizer, state.recent, sampling.stop)
         self._left = max_tokens
-
-    def take(self, logits: Tensor, memory: DocumentMemory) -> WrittenToken:
-        """The next token, from the logits (V,) and the memory after the pending token."""
-        return self.accept(self._chooser.choose(logits, self.state.recent), memory)
 
     def accept(self, choice: Choice, memory: DocumentMemory) -> WrittenToken:
         """The next token, already chosen.
@@ -55,10 +52,11 @@ class Writer:
         The document mark ends the generation and is not fed: the state stays before its last token, so that the
         session can continue as if there had been no mark.
         """
+        check_finite(choice.log_prob)
         if choice.token == self._tokenizer.eos_token_id:
             self.ended = MARK
             return WrittenToken(choice.token, choice.log_prob, self._stream.finish())
-        raw = self._tokenizer.decode_bytes([choice.token], begin=not self.state.recent)
+        raw = self._tokenizer.token_bytes(choice.token, begin=not self.state.recent)
         self.state = self.state.after(memory, [choice.token], raw)
         text = self._stream.push(choice.token)
         self._left -= 1
@@ -68,3 +66,8 @@ class Writer:
             self.ended = LENGTH
             text += self._stream.finish()
         return WrittenToken(choice.token, choice.log_prob, text)
+
+
+def chosen(writers: Sequence[Writer], logits: Tensor) -> list[Choice]:
+    """The next token of each writer, from the logits (B, V) after its pending token; to be accepted by it."""
+    return choose([writer.chooser for writer in writers], logits, [writer.state.recent for writer in writers])

@@ -165,20 +165,22 @@ class BlockRecurrentLM(nn.Module):
     def _enter(
         self, tokens: Tensor, memory: DocumentMemory | None, starts: Tensor | None, lengths: Tensor | None
     ) -> tuple[DocumentMemory, BlockGrid]:
-        """Check the memory, reset lanes that start a document, and set the learned initial state of new lanes."""
+        """The memory, with lanes that start a document reset, and where its lanes stand."""
         weight = self.embedding.weight
         checks.check_tokens(tokens, self.config.vocab_size, weight.device)
         lanes, num_tokens = tokens.shape
         starting = checks.starts_of(starts, lanes)
         if memory is None:
             memory = DocumentMemory.empty(self.config, lanes, weight.device, weight.dtype)
-        self._check_memory(memory, lanes)
-        memory = (memory.for_autograd() if torch.is_grad_enabled() else memory).restart(starting)
+        memory = self.ready(memory, lanes, starting)
         offsets = tuple((memory.tokens_read % self.config.window).tolist())
         grid = BlockGrid(self.config.window, offsets, checks.lengths_of(lengths, lanes, num_tokens), num_tokens)
-        return self._with_initial_states(memory), grid
+        return memory, grid
 
-    def _with_initial_states(self, memory: DocumentMemory) -> DocumentMemory:
+    def ready(self, memory: DocumentMemory, lanes: int, starts: Sequence[bool] = ()) -> DocumentMemory:
+        """A memory as the layers take it: checked, and with the learned initial state of lanes that begin."""
+        self._check_memory(memory, lanes)
+        memory = (memory.for_autograd() if torch.is_grad_enabled() else memory).restart(starts)
         # In training, initial states are part of every call: all processes must use the same parameters.
         if not (self.training or any(memory.fresh)):
             return memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -32,6 +33,8 @@ Model = tuple[str, str, Engine, Tokenizer]
 """Id, name in memory files, engine, tokenizer."""
 TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 ROOM_FOR_HEADERS = 1 << 20
+NO_ROOM = 507
+SPOOLED = re.compile(r"'\.[0-9a-f]{32}\.part'")
 
 
 def load_model(
@@ -99,19 +102,22 @@ def _body_bytes(limits: Limits, file_bytes: int) -> Callable[[str], int]:
     return most
 
 
-def _described(folder: Path) -> Callable[[BlockRecurrentError], dict[str, Any]]:
+def _described(folder: Path) -> Callable[[BlockRecurrentError | OSError], dict[str, Any]]:
     """The message of an error for clients, without paths of files."""
 
-    def described(error: BlockRecurrentError) -> dict[str, Any]:
+    def described(error: BlockRecurrentError | OSError) -> dict[str, Any]:
+        if isinstance(error, OSError):
+            return error_body(NO_ROOM, f"the server can't use its files: {error.strerror or type(error).__name__}")
         status = error.status if isinstance(error, RequestError) else 400
-        return error_body(status, str(error).replace(f"{folder}/", ""))
+        return error_body(status, SPOOLED.sub("the text", str(error).replace(f"{folder}/", "")))
 
     return described
 
 
 def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(OSError)
     @app.exception_handler(BlockRecurrentError)
-    async def ours(request: Request, error: BlockRecurrentError) -> JSONResponse:
+    async def ours(request: Request, error: BlockRecurrentError | OSError) -> JSONResponse:
         body = app.state.described(error)
         headers = {"retry-after": "1"} if body["error"]["code"] == 429 else None
         return JSONResponse(body, body["error"]["code"], headers)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from block_recurrent.data import Tokenizer
 from block_recurrent.inference.sampling import Sampling
@@ -65,6 +65,14 @@ class CompletionRequest(BaseModel):
     end_at_mark: bool = Field(True, description="Whether to stop at the end-of-document token.")
     memory: str | None = Field(None, description="The memory to continue from: NAME, or NAME@POSITION of its trail.")
     save_as: str | None = Field(None, description="Save the memory after the text under this name.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, body: Any) -> Any:
+        """Null is the default, as for OpenAI."""
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if value is not None or name == "prompt"}
 
     def prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int)):
@@ -195,11 +203,15 @@ async def _whole(server: Server, job: Job) -> dict[str, Any]:
 
 
 async def _events(server: Server, job: Job) -> AsyncGenerator[dict[str, Any]]:
-    """The completions, token by token."""
+    """The completions, token by token; one without text, such as a part of a character, comes with the next."""
+    held: dict[int, list[int]] = {}
     async with aclosing(_written(server, job)) as parts:
         async for part in parts:
+            part["token_ids"] = held.pop(part["index"], []) + part["token_ids"]
             if part["text"] or part["logprobs"] or part["finish_reason"]:
                 yield job.answer([part], usage=False)
+            else:
+                held[part["index"]] = part["token_ids"]
     if job.saved or (job.body.stream_options and job.body.stream_options.include_usage):
         yield job.answer([], usage=True)
 
@@ -245,7 +257,7 @@ def _model(model: Served) -> dict[str, Any]:
         "hash": model.engine.fingerprint(),
         "window": config.window,
         "recurrent_layers": list(config.recurrent_layers),
-        "memory_bytes": model.engine.empty().nbytes,
+        "memory_bytes": model.beginning.memory.nbytes,
     }
 
 

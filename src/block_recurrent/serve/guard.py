@@ -43,6 +43,8 @@ class Guard:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        if scope["method"] == "HEAD":  # the server sends no body
+            scope = {**scope, "method": "GET"}
         status = 499  # the usual code for a client that disconnected before the response
 
         async def noting(message: Message) -> None:
@@ -80,6 +82,8 @@ class Guard:
             scheme, _, given = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), self.key.encode()):
                 raise RequestError(401, "the API key is missing or wrong: send 'Authorization: Bearer KEY'")
+        if (encoding := headers.get("content-encoding", "identity").lower()) != "identity":
+            raise RequestError(415, f"the body has Content-Encoding {encoding!r}: send it uncompressed")
         length, most = headers.get("content-length", "0"), self.body_bytes(path)
         if not length.isdecimal() or int(length) > most:
             raise RequestError(413, f"the request has {length} bytes: at most {most} are allowed here")

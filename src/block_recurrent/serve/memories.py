@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import FileResponse, Response
+from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import ClientDisconnect
 
+from block_recurrent.errors import did_you_mean
 from block_recurrent.inference.session_state import SessionState
 from block_recurrent.inference.text_input import read_text
 from block_recurrent.inference.trail import Trail
 from block_recurrent.serve.limits import RequestError
 from block_recurrent.serve.reading import Piece, Prefix, Reading, Served, encoded, in_pieces
-from block_recurrent.serve.server import Server, event_stream, while_wanted
-from block_recurrent.serve.store import Memory
+from block_recurrent.serve.server import CLIENT_GONE, Server, event_stream, while_wanted
+from block_recurrent.serve.store import Memory, there
 
 router = APIRouter(prefix="/v1/memories")
 TITLE = Query(None, max_length=200)
+READ_OPTIONS = ("model", "from", "title", "stream")
 TEXT_BODY = {"requestBody": {"required": True, "content": {"text/plain": {"schema": {"type": "string"}}}}}
 FILE_BODY = {
     "requestBody": {
@@ -99,11 +103,23 @@ async def diff(request: Request, name: str, other: str) -> dict[str, Any]:
     return await asyncio.to_thread(request.app.state.server.store.diff, name, other)
 
 
-@router.get("/{name}/file", response_class=FileResponse)
+@router.get("/{name}/file", response_class=StreamingResponse)
 async def download(request: Request, name: str) -> Response:
     """Download the memory file, for `brt write --memory`."""
     path = request.app.state.server.store.path_of(name)
-    return FileResponse(path, media_type="application/octet-stream", filename=f"{name.replace('@', '-')}.memory")
+    with there(path):
+        file = path.open("rb")  # the same file from now on, even if the memory is replaced or deleted
+    headers = {
+        "content-length": str(os.fstat(file.fileno()).st_size),
+        "content-disposition": f'attachment; filename="{name.replace("@", "-")}.memory"',
+    }
+    return StreamingResponse(_chunks(file), media_type="application/octet-stream", headers=headers)
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while chunk := file.read(1 << 20):
+            yield chunk
 
 
 @router.put("/{name}/file", openapi_extra=FILE_BODY)
@@ -128,6 +144,7 @@ async def read(
 ) -> Response | dict[str, Any]:
     """Read the body, UTF-8 text, into a memory. With `from` set to the same name, the memory is extended."""
     server: Server = request.app.state.server
+    _check_plain(request)
     if source is None or source.split("@")[0] != name:
         server.store.check_free(name)
     server.store.check_new(name)
@@ -243,14 +260,30 @@ class Book:
             self.trail = self.server.store.extended(self.trail, place)
 
 
+def _check_plain(request: Request) -> None:
+    """Reading something else than the text itself, or into another place, would go unnoticed."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind in ("multipart/form-data", "application/json"):
+        raise RequestError(415, f"the body is {kind}: send the text itself, as text/plain (curl --data-binary @FILE)")
+    for name in request.query_params:
+        if name not in READ_OPTIONS:
+            raise RequestError(400, f"unknown parameter {name!r}{did_you_mean(name, READ_OPTIONS)}")
+
+
 @asynccontextmanager
 async def _spooled(request: Request, server: Server) -> AsyncGenerator[Path]:
     """The request's body as a file; the guard has limited its size."""
-    path = server.store.folder / f".{uuid.uuid4().hex}.part"
+    path, seconds = server.store.folder / f".{uuid.uuid4().hex}.part", server.limits.seconds
     try:
-        with path.open("wb") as file:
-            async for chunk in request.stream():
-                file.write(chunk)
+        try:
+            async with asyncio.timeout(seconds):
+                with path.open("wb") as file:
+                    async for chunk in request.stream():
+                        file.write(chunk)
+        except TimeoutError:
+            raise RequestError(408, f"the body did not arrive within the limit of {seconds} seconds") from None
+        except ClientDisconnect:
+            raise RequestError(CLIENT_GONE, "the client disconnected") from None
         yield path
     finally:
         path.unlink(missing_ok=True)
@@ -268,7 +301,7 @@ def _info(server: Server, memory: Memory, whole: bool = True) -> dict[str, Any]:
         "tokens": memory.tokens,
         "text_bytes": memory.text_bytes,
         "text_hash": memory.text_hash,
-        "bytes": model.engine.empty().nbytes if model else None,
+        "bytes": model.beginning.memory.nbytes if model else None,
         "created": notes.get("created"),
         "id": notes.get("id"),
         "parent": notes.get("parent"),

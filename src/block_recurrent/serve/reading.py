@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +55,11 @@ class Served:
 
     def session(self, state: SessionState | None = None) -> Session:
         return Session(self.engine, self.tokenizer, name=self.name, state=state)
+
+    @cached_property
+    def beginning(self) -> SessionState:
+        """The state of the beginning of a document. One for all requests: it is prepared for decoding once."""
+        return self.session().state
 
 
 class Piece(NamedTuple):

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from block_recurrent.errors import InputError
 from block_recurrent.inference import Engine
-from block_recurrent.inference.writer import Writer, WrittenToken
+from block_recurrent.inference.sampling import Choice
+from block_recurrent.inference.writer import Writer, WrittenToken, chosen
 from block_recurrent.model.memory import DocumentMemory
 
 T = TypeVar("T")
@@ -56,13 +57,13 @@ class Lane:
     def ended(self) -> bool:
         return self.writer.ended is not None
 
-    def advance(self, logits: Tensor, memory: DocumentMemory) -> Step | Exception:
+    def advance(self, choice: Choice, logits: Tensor, memory: DocumentMemory) -> Step | Exception:
         try:
             top: list[tuple[int, float]] = []
             if self.top:
                 best = logits.double().log_softmax(-1).topk(min(self.top, len(logits)))
                 top = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-            return Step(self.index, self.writer.take(logits, memory), top, self.writer.ended)
+            return Step(self.index, self.writer.accept(choice, memory), top, self.writer.ended)
         except InputError as error:
             self.gone = True
             return error
@@ -84,7 +85,7 @@ class PromptLane:
     def ended(self) -> bool:
         return not self._left
 
-    def advance(self, logits: Tensor, memory: DocumentMemory) -> DocumentMemory | None:
+    def advance(self, memory: DocumentMemory) -> DocumentMemory | None:
         self._left.pop()
         self._memory = memory
         return None if self._left else memory
@@ -198,7 +199,7 @@ class Scheduler(threading.Thread):
         steps: list[Any]
         try:
             logits, memories = self.engine.decode_many(*zip(*(lane.next for lane in lanes), strict=True))
-            steps = [lane.advance(*one) for lane, *one in zip(lanes, logits, memories, strict=True)]
+            steps = _advanced(lanes, logits, memories)
         except Exception as error:  # reported to all lanes; the scheduler continues
             steps = [error] * len(lanes)
             self.lanes = []
@@ -214,6 +215,16 @@ class Scheduler(threading.Thread):
         self.seconds[what] += seconds
         self.calls[what] += 1
         return seconds
+
+
+def _advanced(lanes: Sequence[AnyLane], logits: Tensor, memories: Sequence[DocumentMemory]) -> list[Any]:
+    """What each lane delivers after a call."""
+    rows = [row for row, lane in enumerate(lanes) if isinstance(lane, Lane)]
+    choices = iter(chosen([lane.writer for lane in lanes if isinstance(lane, Lane)], logits[rows]) if rows else ())
+    return [
+        lane.advance(next(choices), own, memory) if isinstance(lane, Lane) else lane.advance(memory)
+        for lane, own, memory in zip(lanes, logits, memories, strict=True)
+    ]
 
 
 def _resolve(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:

@@ -55,7 +55,7 @@ async def _score(server: Server, body: ScoreRequest) -> dict[str, Any]:
     if body.memory is not None:
         if model.engine.config.recurrent_layers:
             bits["cleared"] = await _bits(model, replace(state, memory=_cleared(model, state)), piece.tokens)
-        bits["empty"] = await _bits(model, model.session().state, piece.tokens)
+        bits["empty"] = await _bits(model, model.beginning, piece.tokens)
     server.counts["scored"] += len(piece.tokens)
     return {
         "object": "score",

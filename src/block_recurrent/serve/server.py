@@ -65,7 +65,7 @@ class Server:
     async def state_of(self, model: Served, memory: str | None) -> SessionState:
         """The state of a memory; without one, the beginning of a document."""
         if memory is None:
-            return model.session().state
+            return model.beginning
         return await asyncio.to_thread(self.store.load, memory, model)
 
     async def read_prompt(self, model: Served, state: SessionState, tokens: Tokens) -> tuple[SessionState, int]:
@@ -121,7 +121,7 @@ def event_stream(events: AsyncGenerator[dict[str, Any]], seconds: float, describ
         except TimeoutError:
             body = error_body(TOO_LONG, f"the request took longer than the limit of {seconds} seconds")
             yield f"data: {json.dumps(body)}\n\n"
-        except BlockRecurrentError as error:
+        except (BlockRecurrentError, OSError) as error:
             yield f"data: {json.dumps(described(error))}\n\n"
         finally:
             await events.aclose()

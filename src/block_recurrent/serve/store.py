@@ -60,7 +60,7 @@ class Store:
         self.folder, self.limits = folder, limits
         self.notes: list[str] = []
         """Problems with files of the folder."""
-        self._lock = threading.RLock()
+        self._lock, self._cache_lock = threading.RLock(), threading.Lock()
         self._cache: OrderedDict[Path, tuple[int, SessionState]] = OrderedDict()
         self._known: dict[str, Memory] = {}
         self._under_way: set[str] = set()
@@ -84,15 +84,15 @@ class Store:
 
     # ---- Reading ----------------------------------------------------------------------------------------------------
 
+    # Without the lock, which is held while a memory is written: the event loop and readers must not wait for that.
+
     def list(self) -> list[Memory]:
-        with self._lock:
-            return [self._known[name] for name in sorted(self._known)]
+        return sorted(self._known.copy().values(), key=lambda memory: memory.name)
 
     def get(self, name: str) -> Memory:
-        with self._lock:
-            if self.checked_name(name) not in self._known:
-                raise RequestError(404, f"there is no memory '{name}': GET /v1/memories lists them")
-            return self._known[name]
+        if (memory := self._known.get(self.checked_name(name))) is None:
+            raise RequestError(404, f"there is no memory '{name}': GET /v1/memories lists them")
+        return memory
 
     def load(self, reference: str, model: Served) -> SessionState:
         """The state of a memory, or of a checkpoint of its trail."""
@@ -102,7 +102,7 @@ class Store:
         return self._load(checkpoint_path(self.folder, place), model)
 
     def _load(self, path: Path, model: Served) -> SessionState:
-        with self._lock:
+        with self._cache_lock, there(path):
             stamp = path.stat().st_mtime_ns
             if path in self._cache and self._cache[path][0] == stamp:
                 self._cache.move_to_end(path)
@@ -125,8 +125,7 @@ class Store:
 
     def find_prefix(self, model: Served, tokens: Sequence[Tokens], least: int = 1) -> tuple[Trail, Prefix] | None:
         """A trail whose last checkpoint has the longest prefix of these tokens, without the last `least`."""
-        with self._lock:
-            trails = [memory.trail for memory in self._known.values()]
+        trails = [memory.trail for memory in self._known.copy().values()]
         known = {
             place.prefix: Trail(t.places[: i + 1]) for t in trails for i, place in enumerate(t.places) if place.prefix
         }
@@ -163,15 +162,13 @@ class Store:
 
     def check_free(self, name: str) -> None:
         """Raise an error if a memory of this name exists."""
-        with self._lock:
-            if self.checked_name(name) in self._known:
-                raise RequestError(409, f"memory '{name}' already exists: choose another name, or delete it first")
+        if self.checked_name(name) in self._known:
+            raise RequestError(409, f"memory '{name}' already exists: choose another name, or delete it first")
 
     def check_new(self, name: str) -> None:
         """Raise an error unless a memory of this name can be saved."""
-        with self._lock:
-            if self.checked_name(name) not in self._known and len(self._known) >= self.limits.memories:
-                raise RequestError(409, f"there are {len(self._known)} memories, which is the limit: delete one first")
+        if self.checked_name(name) not in self._known and len(self._known) >= self.limits.memories:
+            raise RequestError(409, f"there are {len(self._known)} memories, which is the limit: delete one first")
 
     def checkpoint(self, model: Served, state: SessionState, prefix: str | None) -> Place:
         """Reserve a trail that will be saved soon; `abandon` it otherwise."""
@@ -188,6 +185,8 @@ class Store:
 
     def abandon(self, trail: Trail) -> None:
         """The trail will not be saved: delete checkpoints that no other memory uses."""
+        if not trail.places:
+            return
         with self._lock:
             self._under_way -= {place.id for place in trail.places}
             self._drop(trail)
@@ -245,14 +244,15 @@ class Store:
         with self._lock:
             self.get(old)
             self.check_free(new)
-            os.replace(self._path(old), self._path(new))
+            with there(self._path(old)):
+                os.replace(self._path(old), self._path(new))
             self._known[new] = replace(self._known.pop(old), name=new)
             return self._known[new]
 
     def delete(self, name: str) -> None:
         with self._lock:
             memory = self.get(name)
-            self._path(name).unlink()
+            self._path(name).unlink(missing_ok=True)
             del self._known[name]
             self._drop(memory.trail)
 
@@ -270,7 +270,7 @@ class Store:
         return self.folder / f"{name}{SUFFIX}"
 
     def _remember(self, path: Path, stamp: int, state: SessionState) -> None:
-        with self._lock:
+        with self._cache_lock:
             self._cache[path] = stamp, state
             self._cache.move_to_end(path)
             while len(self._cache) > CACHED:
@@ -283,7 +283,18 @@ class Store:
             if place.id not in named:
                 path = checkpoint_path(self.folder, place)
                 path.unlink(missing_ok=True)
-                self._cache.pop(path, None)
+                with self._cache_lock:
+                    self._cache.pop(path, None)
+
+
+@contextmanager
+def there(path: Path) -> Iterator[None]:
+    """Use a file that another request, or a user, may have deleted."""
+    try:
+        yield
+    except FileNotFoundError:
+        name = path.name.removesuffix(SUFFIX)
+        raise RequestError(404, f"'{name}' has been deleted meanwhile: GET /v1/memories lists what is left") from None
 
 
 def _memory(name: str, path: Path) -> Memory:
@@ -317,7 +328,7 @@ def _check_fits(state: SessionState, model: Served) -> None:
     mark = model.tokenizer.eos_token_id
     ids = [state.pending, *state.recent]
     fits = all(0 <= token <= mark for token in ids) and state.position >= 0
-    for mine, theirs in zip(state.memory.layers, model.engine.empty().layers, strict=True):
+    for mine, theirs in zip(state.memory.layers, model.beginning.memory.layers, strict=True):
         tensors, wanted = mine.named_tensors(), theirs.named_tensors()
         fits = fits and tensors.keys() == wanted.keys()
         for name, x in tensors.items() if fits else ():

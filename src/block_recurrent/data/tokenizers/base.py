@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,6 +102,17 @@ class Tokenizer(ABC):
                 f"token {low if low < 0 else high} is out of range: ids of this tokenizer are 0 to {self.eos_token_id}"
             )
         return array
+
+    def token_bytes(self, token: int, begin: bool) -> bytes:
+        """`decode_bytes` of one token, remembered."""
+        key = token, begin
+        if key not in self._bytes_of:
+            self._bytes_of[key] = self.decode_bytes([token], begin)
+        return self._bytes_of[key]
+
+    @cached_property
+    def _bytes_of(self) -> dict[tuple[int, bool], bytes]:
+        return {}
 
     @abstractmethod
     def encode_piece(self, piece: bytes, begin: bool) -> Encoded:

@@ -77,7 +77,8 @@ typedef struct {
 typedef struct {
     int64_t token;
     Store store[2];
-    Numbers view; /* (states, keys and values, H, S, K): what the states show */
+    Numbers view;   /* (states, keys and values, H, S, K): what the states show */
+    int64_t filled; /* the newest entries of the caches; those before are 0, as after the beginning of a document */
 } Lane;
 
 /* ---- Numbers in fewer bits ---------------------------------------------------------------------------------------- */
@@ -170,16 +171,29 @@ INLINE void narrow(const int kind, const float *x, Numbers to, int K) {
     }
 }
 
-/* Entries of so many heads, of which the narrow ones lie `capacity` apart. */
-void decode_narrow(int64_t kind, const float *x, const Numbers *to, int64_t heads, int64_t entries, int64_t capacity,
-                   int64_t K, int64_t threads) {
-#pragma omp parallel for num_threads(threads)
-    for (int64_t head = 0; head < heads; head++)
-        for (int64_t i = 0; i < entries; i++) {
+INLINE int is_zero(const float *x, int K) {
+    int filled = 0;
+    for (int i = 0; i < K; i++) filled |= x[i] != 0;
+    return !filled;
+}
+
+/* Entries of so many heads, of which the narrow ones lie `capacity` apart and are 0. Those before `first` are 0.
+   Returns the first entry that is not. */
+int64_t decode_narrow(int64_t kind, const float *x, const Numbers *to, int64_t heads, int64_t first, int64_t entries,
+                      int64_t capacity, int64_t K, int64_t threads) {
+    int64_t filled = entries;
+#pragma omp parallel for num_threads(threads) reduction(min : filled)
+    for (int64_t head = 0; head < heads; head++) {
+        int64_t i = first;
+        while (i < entries && is_zero(x + (head * entries + i) * K, K)) i++;
+        filled = smaller(filled, i);
+        for (; i < entries; i++) {
             const float *from = x + (head * entries + i) * K;
             if (kind == INT24) narrow(INT24, from, entry(INT24, *to, head * capacity + i, K), K);
             else narrow(INT16, from, entry(INT16, *to, head * capacity + i, K), K);
         }
+    }
+    return filled;
 }
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
@@ -377,10 +391,12 @@ INLINE void weighted(const int kind, const int vectors, const float *p, Numbers 
     for (int i = 0; i < vectors; i++) *(vector *)(out + k + i * LANES) = sum[i];
 }
 
-INLINE void attend_of(const int kind, const float *q, Numbers keys, Numbers values, const float *bias, int count,
-                      int K, float *row, float *out) {
+/* Entries before `first` are 0: their scores are the bias, and they add nothing. */
+INLINE void attend_of(const int kind, const float *q, Numbers keys, Numbers values, const float *bias, int first,
+                      int count, int K, float *row, float *out) {
     const int padded = rounded_up(count, LANES);
-    int j = 0, k = 0;
+    int j = first, k = 0;
+    for (int i = 0; i < first; i++) row[i] = 0;
     for (; j + 4 <= count; j += 4) scores_of(kind, 4, entry(kind, keys, j, K), K, q, row + j);
     for (; j < count; j++) scores_of(kind, 1, entry(kind, keys, j, K), K, q, row + j);
     for (j = 0; bias && j < count; j++) row[j] += bias[j];
@@ -390,20 +406,22 @@ INLINE void attend_of(const int kind, const float *q, Numbers keys, Numbers valu
     const float highest = largest_of(most);
     for (j = 0; j < padded; j += LANES) total += *(vector *)(row + j) = exp_of(*(vector *)(row + j) - highest);
     const float factor = 1 / sum_of(total);
-    for (j = 0; j < count; j++) row[j] *= factor * values.scales[j];
-    for (; k + 8 * LANES <= K; k += 8 * LANES) weighted(kind, 8, row, values, count, K, k, out);
-    for (; k + 4 * LANES <= K; k += 4 * LANES) weighted(kind, 4, row, values, count, K, k, out);
-    for (; k + LANES <= K; k += LANES) weighted(kind, 1, row, values, count, K, k, out);
+    for (j = first; j < count; j++) row[j] *= factor * values.scales[j];
+    const Numbers read = entry(kind, values, first, K);
+    const int left = count - first;
+    for (; k + 8 * LANES <= K; k += 8 * LANES) weighted(kind, 8, row + first, read, left, K, k, out);
+    for (; k + 4 * LANES <= K; k += 4 * LANES) weighted(kind, 4, row + first, read, left, K, k, out);
+    for (; k + LANES <= K; k += LANES) weighted(kind, 1, row + first, read, left, K, k, out);
     for (; k < K; k++) {
         out[k] = 0;
-        for (j = 0; j < count; j++) out[k] += row[j] * cached_one(kind, values, (int64_t)j * K + k);
+        for (j = first; j < count; j++) out[k] += row[j] * cached_one(kind, values, (int64_t)j * K + k);
     }
 }
 
-static void attend(int64_t kind, const float *q, Numbers keys, Numbers values, const float *bias, int count, int K,
-                   float *row, float *out) {
-    if (kind == INT24) attend_of(INT24, q, keys, values, bias, count, K, row, out);
-    else attend_of(INT16, q, keys, values, bias, count, K, row, out);
+static void attend(int64_t kind, const float *q, Numbers keys, Numbers values, const float *bias, int first, int count,
+                   int K, float *row, float *out) {
+    if (kind == INT24) attend_of(INT24, q, keys, values, bias, first, count, K, row, out);
+    else attend_of(INT16, q, keys, values, bias, first, count, K, row, out);
 }
 
 /* A head of a lane: over the window, or over what the state shows. */
@@ -418,7 +436,7 @@ static void attend_to_window(const Model *m, const Layer *layer, const Lane *lan
     unit_length(k, K, 1);
     unit_length(q, K, layer->scale[head]);
     attend(m->cache_kind, q, entry(m->cache_kind, key, -W, K), entry(m->cache_kind, value, -W, K),
-           layer->bias + head * W, W, K, row, out);
+           layer->bias + head * W, larger(0, W - lane->filled) / 4 * 4, W, K, row, out);
     if (m->cache_kind == INT24) narrow(INT24, k, key, K), narrow(INT24, v, value, K);
     else narrow(INT16, k, key, K), narrow(INT16, v, value, K);
 }
@@ -428,7 +446,8 @@ static void attend_to_state(const Model *m, const Layer *layer, const Lane *lane
     float *q = joint + (3 * m->H + head) * m->K;
     const Numbers keys = entry(m->cache_kind, lane->view, (2 * layer->view * m->H + head) * m->S, m->K);
     unit_length(q, m->K, layer->state_scale[head]);
-    attend(m->cache_kind, q, keys, entry(m->cache_kind, keys, m->H * m->S, m->K), 0, m->S, m->K, row, out);
+    attend(m->cache_kind, q, keys, entry(m->cache_kind, keys, m->H * m->S, m->K), 0, 0, m->S, m->K,
+           row, out);
 }
 
 /* ---- Threads ------------------------------------------------------------------------------------------------------ */

@@ -90,8 +90,9 @@ async function read(blob, title) {
   $("progress-title").textContent = title;
   reading = new AbortController();
   try {
-    const query = new URLSearchParams({ stream: "true", title, model: $("model").value });
-    for await (const event of events("POST", `/v1/memories/${free}/read?${query}`, blob, { signal: reading.signal })) {
+    const query = new URLSearchParams({ stream: "true", title: title.slice(0, 200), model: $("model").value });
+    const text = new Blob([blob], { type: "text/plain" }); // a file has a type of its own
+    for await (const event of events("POST", `/v1/memories/${free}/read?${query}`, text, { signal: reading.signal })) {
       if (event.memory) continue;
       $("progress-bar").value = event.bytes / event.total_bytes;
       $("progress-told").textContent = `${count(event.tokens)} tokens${event.tokens_per_second ? `, ${count(event.tokens_per_second)} a second` : ""}`;
