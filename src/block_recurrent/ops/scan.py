@@ -61,12 +61,16 @@ def state_scan(
     return read, states
 
 
+def is_watched(module: nn.Module) -> bool:
+    """Whether a module has hooks."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def _average_of(update: Update) -> Average | None:
     """The update as an average, if it is one and nobody watches it: a hook wants its module to be called."""
     if not isinstance(update, nn.Module) or not hasattr(update, "average"):
         return None
-    watched = any(part._forward_hooks or part._forward_pre_hooks for part in update.modules())
-    return None if watched else update.average()
+    return None if any(map(is_watched, update.modules())) else update.average()
 
 
 def _backend(state: Tensor, weights: StateWeights, average: Average, keys: Tensor, blocks: int) -> str:
