@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from block_recurrent import BlockRecurrentLM, preset
-from block_recurrent.nn.gates import FixedGate
+from block_recurrent.model.cell import SkipUpdate
+from block_recurrent.nn.gates import Candidate, FixedGate
 from block_recurrent.ops import Average, StateWeights, backend, cpp, registry, state_scan
 from block_recurrent.ops.cpp.scan import cpp_state_scan
 from block_recurrent.ops.norm import EPSILON
@@ -67,12 +68,15 @@ def test_scan_of_the_reference_and_of_the_kernel_are_one_function(build, shape):
     blocks = shape[-1]
 
     def scan(state, *given):
-        average = Average(*given[4:7])
+        class Update(nn.Module):
+            def average(self):
+                return Average(*given[4:7])
 
-        def update(attention, state):
-            return state * average.keep + (attention @ average.map.T + average.bias) * (1 - average.keep)
+            def forward(self, attention, state):
+                map, bias, keep = self.average()
+                return state * keep + (attention @ map.T + bias) * (1 - keep)
 
-        read, states = state_scan(state, StateWeights(*given[:4]), update, average, *given[7:], blocks)
+        read, states = state_scan(state, StateWeights(*given[:4]), Update(), *given[7:], blocks)
         return [torch.stack(x) for x in (states[1:], *zip(*read, strict=True))]
 
     check(scan, block_by_block(blocks), inputs(*shape), 2e-5)
@@ -137,14 +141,15 @@ def test_which_systems_use_it(monkeypatch, system, scans):
 
 
 @pytest.mark.skipif(cpp.LIBRARY is None, reason="this installation has no kernels (brt doctor)")
-def test_a_gate_that_is_watched_is_called(monkeypatch):
+@pytest.mark.parametrize("watched_part", [SkipUpdate, FixedGate, Candidate])
+def test_a_part_of_the_update_that_is_watched_is_called(monkeypatch, watched_part):
     calls, seen = count_scans(monkeypatch), []
     model = BlockRecurrentLM(
         preset("rec-fixed-skip", "micro", vocab_size=50, window=8, num_states=8, head_dim=16)
     ).eval()
     tokens = torch.randint(50, (2, 32))
     expected = model(tokens)[0]
-    gate = next(x for x in model.modules() if isinstance(x, FixedGate))
+    gate = next(x for x in model.modules() if isinstance(x, watched_part))
     handle = gate.register_forward_hook(lambda *_: seen.append(1))
     watched = model(tokens)[0]
     handle.remove()

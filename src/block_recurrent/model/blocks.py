@@ -7,11 +7,13 @@ depends on block boundaries goes through `BlockGrid`; with whole blocks (trainin
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from block_recurrent.ops import slice_lanes
+from block_recurrent.ops import on_device, slice_lanes
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,45 @@ class BlockGrid:
         starts = [cached - p - blocks_before * self.window for p in self.offsets]
         return slice_lanes(buffer, starts, (blocks_before + self.most_completed) * self.window, dim=2)
 
-    def pieces(self) -> list[tuple[list[int], list[int]]]:
-        """Divide the call at block boundaries: for each block, the first token and the number of tokens per lane."""
+    def pieces(self) -> list[Piece]:
+        """Divide the call at block boundaries."""
         cuts = [
             [min(max(block * self.window - p, 0), n) for p, n in zip(self.offsets, self.lengths, strict=True)]
             for block in range(self.num_blocks + 1)
         ]
-        return [(first, [e - s for s, e in zip(first, last, strict=True)]) for first, last in itertools.pairwise(cuts)]
+        found = []
+        for first, end in itertools.pairwise(cuts):
+            offsets = tuple((p + f) % self.window for p, f in zip(self.offsets, first, strict=True))
+            lengths = tuple(e - f for f, e in zip(first, end, strict=True))
+            found.append(Piece(first, BlockGrid(self.window, offsets, lengths, max(lengths))))
+        return found
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The inverse of `Piece.of` for all pieces: (B, n, D) each -> (B, N, D); zeros behind a lane's real tokens."""
+        if len(set(self.offsets)) == len(set(self.lengths)) == 1 and self.lengths[0] == self.num_tokens:
+            return torch.cat(list(parts), dim=1)  # all lanes are at the same position
+        return torch.stack([piece.placed(x, self) for piece, x in zip(self.pieces(), parts, strict=True)]).sum(0)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The tokens of a call in one block: those from `first` of each lane on, on a grid of their own."""
+
+    first: list[int]
+    grid: BlockGrid
+
+    def of(self, x: Tensor) -> Tensor:
+        """(B, N, D), of the call -> (B, n, D)."""
+        return slice_lanes(x, self.first, self.grid.num_tokens, dim=1)
+
+    def placed(self, x: Tensor, call: BlockGrid) -> Tensor:
+        """(B, n, D) -> (B, N, D): zeros where the piece has no token."""
+        real = is_real(self.grid.lengths, x.shape[1], x.device)
+        return slice_lanes(x * real[..., None], [-start for start in self.first], call.num_tokens, dim=1)
+
+
+def is_real(lengths: Sequence[int], num_tokens: int, device: torch.device) -> Tensor:
+    """(B, N): whether a position is one of the first lengths[b] of its lane."""
+    if min(lengths) == num_tokens:
+        return torch.ones(len(lengths), num_tokens, dtype=torch.bool, device=device)
+    return torch.arange(num_tokens, device=device) < on_device(lengths, device)[:, None]

@@ -10,7 +10,7 @@ from block_recurrent.model.blocks import BlockGrid
 from block_recurrent.nn.gates import GATES, Gate
 from block_recurrent.nn.linear import constant, joined, linear, normal
 from block_recurrent.nn.norm import RMSNorm
-from block_recurrent.ops import KeysValues, StateView, StateWeights, state_scan, state_view
+from block_recurrent.ops import Average, KeysValues, StateView, StateWeights, state_scan, state_view
 
 
 class RecurrentCell(nn.Module):
@@ -63,8 +63,7 @@ class RecurrentCell(nn.Module):
         """
         assert state is not None
         keys, values = (grid.keys_of_completed(x, blocks_before=1) for x in (keys, values))
-        average = self.update.attention_gate.average() if type(self.update) is SkipUpdate else None
-        read, states = state_scan(state, weights, self.update, average, keys, values, grid.most_completed, view)
+        read, states = state_scan(state, weights, self.update, keys, values, grid.most_completed, view)
         if len(read) < grid.num_blocks:
             last = view or state_view(states[-1], weights)
             read.append((last.keys, last.values))
@@ -82,6 +81,10 @@ class SkipUpdate(nn.Module):
 
     def forward(self, attention: Tensor, state: Tensor) -> Tensor:
         return self.attention_gate(attention, state)
+
+    def average(self) -> Average | None:
+        """The gate's: nothing else is in it."""
+        return self.attention_gate.average() if type(self) is SkipUpdate else None
 
 
 class SingleUpdate(nn.Module):

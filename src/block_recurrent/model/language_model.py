@@ -19,14 +19,15 @@ from torch import Tensor, nn
 from block_recurrent.config import ModelConfig
 from block_recurrent.errors import MemoryMismatchError
 from block_recurrent.model import checks
-from block_recurrent.model.blocks import BlockGrid
+from block_recurrent.model.blocks import BlockGrid, is_real
 from block_recurrent.model.cell import RecurrentCell
 from block_recurrent.model.copying import start_copying
 from block_recurrent.model.layer import Layer, TokenWeights
 from block_recurrent.model.memory import DocumentMemory, LayerMemory
+from block_recurrent.model.memory_file import hash_tensors
 from block_recurrent.nn.linear import normal
 from block_recurrent.nn.norm import RMSNorm
-from block_recurrent.ops import StateView, cross_entropy, on_device, slice_lanes
+from block_recurrent.ops import StateView, cross_entropy, on_device
 from block_recurrent.ops.precision import product_dtype
 
 
@@ -103,17 +104,12 @@ class BlockRecurrentLM(nn.Module):
         self, x: Tensor, memories: Sequence[LayerMemory], grid: BlockGrid
     ) -> tuple[Tensor, Sequence[LayerMemory]]:
         """Block feedback: the whole stack on block 1, then on block 2; gradients flow between them."""
-        found, offsets, pieces = [], grid.offsets, grid.pieces()
+        pieces, parts = grid.pieces(), []
         weights = zip(*(cast(Layer, layer).weights().for_blocks(len(pieces)) for layer in self.layers), strict=True)
-        for (first, lengths), own in zip(pieces, weights, strict=True):
-            longest = max(lengths)
-            piece = BlockGrid(grid.window, offsets, tuple(lengths), longest)
-            y, memories = self._stack(slice_lanes(x, first, longest, dim=1), memories, piece, own)
-            found.append((y, first, lengths))
-            offsets = tuple((p + n) % grid.window for p, n in zip(offsets, lengths, strict=True))
-        if len(set(grid.offsets)) == len(set(grid.lengths)) == 1 and grid.lengths[0] == x.shape[1]:
-            return torch.cat([y for y, _, _ in found], dim=1), memories  # all lanes at the same position
-        return sum((_place(*piece, x.shape[1]) for piece in found), torch.zeros_like(x)), memories
+        for piece, own in zip(pieces, weights, strict=True):
+            y, memories = self._stack(piece.of(x), memories, piece.grid, own)
+            parts.append(y)
+        return grid.join(parts), memories
 
     def _feedback_views(
         self, memories: Sequence[LayerMemory], weights: Sequence[TokenWeights]
@@ -147,7 +143,7 @@ class BlockRecurrentLM(nn.Module):
         checks.check_same_shape(targets, tokens, "targets", (targets.dtype,))
         if mask is None:
             real = checks.lengths_of(lengths, *targets.shape)
-            mask = _within(real, targets.shape[1], targets.device)
+            mask = is_real(real, targets.shape[1], targets.device)
         checks.check_same_shape(mask, tokens, "mask", (torch.bool,))
         hidden, memory = self.hidden(tokens, memory, starts, lengths)
         total, per_token = cross_entropy(
@@ -157,8 +153,6 @@ class BlockRecurrentLM(nn.Module):
 
     def fingerprint(self) -> str:
         """SHA-256 of the model's shape and weights, which identifies the memories of a model."""
-        from block_recurrent.model.memory_file import hash_tensors
-
         shape = hashlib.sha256(self.config.shape_json().encode()).hexdigest()
         return hashlib.sha256((shape + hash_tensors(dict(self.named_parameters()))).encode()).hexdigest()
 
@@ -213,16 +207,3 @@ class BlockRecurrentLM(nn.Module):
                 f"this memory belongs to another model: it was made with weights {str(theirs)[:12]}, this model has "
                 f"{mine[:12]}; a memory can be used only with the weights that made it"
             )
-
-
-def _place(x: Tensor, first: list[int], lengths: list[int], num_tokens: int) -> Tensor:
-    """x (B, n, D) at its position in a call of N tokens: zeros before first[b] and from first[b] + lengths[b] on."""
-    real = _within(lengths, x.shape[1], x.device)
-    return slice_lanes(x * real[..., None], [-start for start in first], num_tokens, dim=1)
-
-
-def _within(lengths: Sequence[int], num_tokens: int, device: torch.device) -> Tensor:
-    """(B, N): whether a position is one of the first lengths[b] of its lane."""
-    if min(lengths) == num_tokens:
-        return torch.ones(len(lengths), num_tokens, dtype=torch.bool, device=device)
-    return torch.arange(num_tokens, device=device) < on_device(lengths, device)[:, None]

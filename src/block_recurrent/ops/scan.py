@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from block_recurrent.ops import registry
 from block_recurrent.ops.attention import StateView, StateWeights, state_step
@@ -16,7 +16,7 @@ from block_recurrent.ops.precision import product_dtype
 KeysValues = tuple[Tensor, Tensor]
 """What tokens read of a state: (B, H, S, K) each."""
 Update = Callable[[Tensor, Tensor], Tensor]
-"""From attention (B, S, 2HK) and state (B, S, D) to the next state."""
+"""From attention (B, S, 2HK) and state (B, S, D) to the next state; a method `average` may say that it is one."""
 
 
 class Average(NamedTuple):
@@ -34,7 +34,6 @@ def state_scan(
     state: Tensor,
     weights: StateWeights,
     update: Update,
-    average: Average | None,
     keys: Tensor,
     values: Tensor,
     blocks: int,
@@ -42,10 +41,11 @@ def state_scan(
 ) -> tuple[list[KeysValues], list[Tensor]]:
     """Keys and values of the state before each block, and the states: the given one, and that after each block.
 
-    keys and values (B, H, (1 + blocks) W, K): of the tokens, those of the block before the first included; `average`:
-    the update as one, if it is; `view`: that of the given state, if it is known.
+    keys and values (B, H, (1 + blocks) W, K): of the tokens, those of the block before the first included; `view`: that
+    of the given state, if it is known.
     """
-    if average is not None and view is None and blocks and _backend(state, weights, average, keys, blocks) == "cpp":
+    average = _average_of(update) if view is None and blocks else None
+    if average is not None and _backend(state, weights, average, keys, blocks) == "cpp":
         after, *rows = cpp_state_scan(state, (*weights, *average), keys, values, blocks, EPSILON)
         pairs = zip(*(x.unbind(0) for x in rows), strict=True)
         return list(pairs), [state, *after.unbind(0)]
@@ -59,6 +59,18 @@ def state_scan(
         read.append((view.keys, view.values))
         view = None
     return read, states
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether a module has hooks."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _average_of(update: Update) -> Average | None:
+    """The update as an average, if it is one and nobody watches it: a hook wants its module to be called."""
+    if not isinstance(update, nn.Module) or not hasattr(update, "average"):
+        return None
+    return None if any(map(is_watched, update.modules())) else update.average()
 
 
 def _backend(state: Tensor, weights: StateWeights, average: Average, keys: Tensor, blocks: int) -> str:

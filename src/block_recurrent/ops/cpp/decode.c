@@ -14,7 +14,6 @@
    Compiled for AVX-512 and for AVX2; called from `block_recurrent.inference.native_decode`, which checks what comes in
    and lays out the structures below as 64-bit numbers. */
 
-#include <immintrin.h>
 #include <omp.h>
 #include <sched.h>
 #include <stdatomic.h>

@@ -2,6 +2,7 @@
 
    Everything is float32. The compiler makes one instruction of each step on a vector. */
 
+#include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -132,7 +133,11 @@ INLINE void lay_panels(const float *rows, int width, int count, float *out) {
 /* ---- Vectors ------------------------------------------------------------------------------------------------------ */
 
 INLINE vector choose(integers where, vector a, vector b) {
-    return (vector)((where & (integers)a) | (~where & (integers)b));
+#ifdef __AVX512F__
+    return (vector)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)where), (__m512)b, (__m512)a);
+#else
+    return (vector)_mm256_blendv_ps((__m256)b, (__m256)a, (__m256)where);
+#endif
 }
 
 /* exp(x) for x <= 0, to 1e-7; 0 below -87. Not-a-number stays. */
@@ -149,25 +154,25 @@ INLINE vector exp_of(vector x) {
     return choose(x < -87.0f, (vector){0}, p * (vector)(((integers)shifted + 127) << 23));
 }
 
-/* Sums and maxima over the numbers of a vector, by halves: one after the other would take longer than a row. */
+/* Sums and maxima over the numbers of a vector, by halves. With instructions: of a shuffle by an index that is computed,
+   gcc makes 64 that put the index together number by number, each time. */
 
-INLINE vector turned(vector x, int by) {
-    integers from;
-    for (int i = 0; i < LANES; i++) from[i] = (i + by) % LANES;
-    return __builtin_shuffle(x, from);
-}
-
+#ifdef __AVX512F__
+INLINE float sum_of(vector x) { return _mm512_reduce_add_ps((__m512)x); }
+INLINE float largest_of(vector x) { return _mm512_reduce_max_ps((__m512)x); }
+#else
 INLINE float sum_of(vector x) {
-#pragma GCC unroll 4
-    for (int by = LANES / 2; by; by /= 2) x += turned(x, by);
-    return x[0];
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
 INLINE float largest_of(vector x) {
-#pragma GCC unroll 4
-    for (int by = LANES / 2; by; by /= 2) x = choose(x > turned(x, by), x, turned(x, by));
-    return x[0];
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128((__m256)x), _mm256_extractf128_ps((__m256)x, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
+#endif
 
 INLINE float dot(const float *x, const float *y, int K) {
     vector sum = {0};
