@@ -68,9 +68,10 @@ def is_watched(module: nn.Module) -> bool:
 
 def _average_of(update: Update) -> Average | None:
     """The update as an average, if it is one and nobody watches it: a hook wants its module to be called."""
-    if not isinstance(update, nn.Module) or not hasattr(update, "average"):
+    average = getattr(update, "average", None)
+    if not isinstance(update, nn.Module) or average is None:
         return None
-    return None if any(map(is_watched, update.modules())) else update.average()
+    return None if any(map(is_watched, update.modules())) else average()
 
 
 def _backend(state: Tensor, weights: StateWeights, average: Average, keys: Tensor, blocks: int) -> str:
