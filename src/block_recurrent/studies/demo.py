@@ -129,7 +129,9 @@ def write_from(session: Session, prompt: str, tokens: int, seed: int) -> str:
     """A continuation; the given session does not change."""
     other = session.fork()
     other.read(prompt)
-    return "".join(other.write(tokens, temperature=0.7, top_p=0.95, seed=seed, end_at_mark=False))
+    # Small models that can copy repeat themselves without a penalty.
+    options = {"temperature": 0.7, "top_p": 0.95, "repetition_penalty": 1.15}
+    return "".join(other.write(tokens, seed=seed, end_at_mark=False, **options))
 
 
 def memory_hash(session: Session) -> str:
