@@ -67,7 +67,7 @@ def is_watched(module: nn.Module) -> bool:
 
 
 def _average_of(update: Update) -> Average | None:
-    """The update as an average, if it is one and nobody watches it: a hook wants its module to be called."""
+    """The update as an average, if it is one; a module with a hook has to be called."""
     average = getattr(update, "average", None)
     if not isinstance(update, nn.Module) or average is None:
         return None
