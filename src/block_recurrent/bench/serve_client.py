@@ -58,7 +58,7 @@ class Client:
         return seconds
 
     def streams(self, bodies: Sequence[dict[str, Any]], tokens: int) -> float:
-        """Seconds until all texts, each of a given number of tokens, have arrived as events; one thread receives all of them."""
+        """Seconds until all texts have arrived, an event per token; one thread receives them."""
         selector, received = selectors.DefaultSelector(), [bytearray() for _ in bodies]
         began = time.perf_counter()
         for body, own in zip(bodies, received, strict=True):
