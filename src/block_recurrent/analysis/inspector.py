@@ -79,9 +79,10 @@ def inspect(
 ) -> Inspection:
     """Read one document (tokens without its mark) and record the state."""
     check_recurrent(model.config)
-    engine = Engine(model)  # a separate one: other users must not see the hooks
-    model, W = engine.snapshot.model, model.config.window
-    read = np.concatenate([[model.config.eos_token_id], tokens]).astype(np.int64)
+    # A copy: other users must not see the hooks. Not through the engine, whose decode kernel calls no modules.
+    model, W = Engine(model).snapshot.model, model.config.window
+    first = np.concatenate([[model.config.eos_token_id], tokens]).astype(np.int64)
+    read = torch.from_numpy(first).to(model.embedding.weight.device)
     blocks = len(read) // W
     cells = {i: layer.cell for i, layer in enumerate(model.layers) if isinstance(layer.cell, RecurrentCell)}
     traces: dict[int, _Trace] = {i: defaultdict(list) for i in cells}
@@ -89,7 +90,7 @@ def inspect(
     memory: DocumentMemory | None = None
     with _watched(model, traces) as inputs:
         for block in range(blocks):
-            _, memory = engine.prefill([read[block * W : (block + 1) * W]], memory)
+            _, memory = model(read[None, block * W : (block + 1) * W], memory)
             for i, trace in traces.items():
                 after = memory.layers[i].state
                 assert after is not None
