@@ -138,6 +138,8 @@ def test_every_command_runs(page: str, folder: Path, room: Path, monkeypatch: py
         (folder / "highway.py").write_text(blocks(page, "python")[0])
     if page in FROM_SCRATCH:
         monkeypatch.chdir(make_elsewhere(folder, page))
+    for earlier in Path().glob("*.memory"):  # of another page
+        earlier.unlink()
     for command in commands(page):
         run(smaller(command))
     if page == "extending.md":
