@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from block_recurrent import BlockRecurrentLM
+from block_recurrent import BlockRecurrentLM, preset
 from block_recurrent.analysis import inspector
 from block_recurrent.analysis.ablation import ablate, ablation_counts
 from block_recurrent.analysis.inspector import inspect
@@ -69,6 +69,14 @@ def test_reading_is_the_attention_of_the_model(make_reader: Callable[..., BlockR
         with torch.no_grad():
             _, memory = model(read[:, block * 16 : (block + 1) * 16], memory)
     assert found.layers[0].read == pytest.approx(torch.stack(shares).numpy(), abs=1e-5)
+
+
+def test_a_window_of_a_few_tokens() -> None:
+    """The engine decodes so short a call with its kernel, which calls no modules and no hooks."""
+    model = BlockRecurrentLM(preset("rec-fixed-skip", "micro", 257, window=4, num_heads=2, head_dim=64))
+    (layer,) = inspect(model, TOKENS[:15]).layers
+    assert [len(values) for values in layer.gates.values()] == [4]
+    assert layer.read.sum(1) == pytest.approx(np.ones(4), abs=1e-5)
 
 
 def test_hooks_are_gone_afterwards(make_reader: Callable[..., BlockRecurrentLM]) -> None:
