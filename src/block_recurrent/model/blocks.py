@@ -6,6 +6,7 @@ depends on block boundaries goes through `BlockGrid`; with whole blocks (trainin
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,7 +81,8 @@ class BlockGrid:
         """The inverse of `Piece.of` for all pieces: (B, n, D) each -> (B, N, D); zeros behind a lane's real tokens."""
         if len(set(self.offsets)) == len(set(self.lengths)) == 1 and self.lengths[0] == self.num_tokens:
             return torch.cat(list(parts), dim=1)  # all lanes are at the same position
-        return torch.stack([piece.placed(x, self) for piece, x in zip(self.pieces(), parts, strict=True)]).sum(0)
+        placed = (piece.placed(x, self) for piece, x in zip(self.pieces(), parts, strict=True))
+        return functools.reduce(torch.add, placed)  # one after the other: all of them would take T times the memory
 
 
 @dataclass(frozen=True)
