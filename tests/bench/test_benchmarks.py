@@ -151,6 +151,23 @@ def test_eval(tmp_path: Path) -> None:
     assert all(row["ratio"] > 0 and row["pairs"] == 2 for row in rows)
 
 
+def test_versions(tmp_path: Path) -> None:
+    command = ["bench", "versions", "src", "--size", "micro", "--systems", "slide", "--repeats", "2", "--json"]
+    assert main([*command, str(tmp_path / "x.json")]) == 0
+    (row,) = rows_of(tmp_path / "x.json")
+    assert row["pairs"] == 2
+    assert row["relative"] > 0
+
+
+def test_versions_that_cannot_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "versions", str(tmp_path)]) == 2
+    assert f"'{tmp_path}' has no package 'block_recurrent'" in capfd.readouterr().err
+    (tmp_path / "block_recurrent").mkdir()
+    (tmp_path / "block_recurrent" / "__init__.py").touch()
+    assert main(["bench", "versions", str(tmp_path), "--systems", "slide", "--size", "micro"]) == 2
+    assert f"the version in '{tmp_path}' cannot run this step: ModuleNotFoundError" in capfd.readouterr().err
+
+
 def test_a_file_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = "bench eval --size micro --vocab-size 50 --lanes 1 --repeats 1 --json"
     assert main([*command.split(), str(tmp_path)]) == 2

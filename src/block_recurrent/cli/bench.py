@@ -28,6 +28,7 @@ BENCHMARKS = (
     "serve",
     "steptime",
     "triton",
+    "versions",
     "write",
 )
 

@@ -18,6 +18,7 @@ from block_recurrent import models
 from block_recurrent.checkpoint import WEIGHTS, LoadedRun, find_checkpoint
 from block_recurrent.errors import DataError
 from block_recurrent.inference.engine import Engine
+from block_recurrent.inference.sampling import Sampling
 from block_recurrent.inference.session import Session
 from block_recurrent.inference.text_input import read_text
 from block_recurrent.io.progress import Progress
@@ -130,8 +131,8 @@ def write_from(session: Session, prompt: str, tokens: int, seed: int) -> str:
     other = session.fork()
     other.read(prompt)
     # Small models that can copy repeat themselves without a penalty.
-    options = {"temperature": 0.7, "top_p": 0.95, "repetition_penalty": 1.15}
-    return "".join(other.write(tokens, seed=seed, end_at_mark=False, **options))
+    sampling = Sampling(temperature=0.7, top_p=0.95, repetition_penalty=1.15, seed=seed, end_at_mark=False)
+    return "".join(other.write(tokens, sampling))
 
 
 def memory_hash(session: Session) -> str:
