@@ -8,13 +8,17 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from block_recurrent.cli.main import COMMANDS
 from block_recurrent.run_config import SECTIONS
+
+from .analysis.browser import FLAGS, find_browser
 
 ROOT = Path(__file__).parent.parent
 pytest.importorskip("mkdocs", reason="needs mkdocs")
@@ -57,6 +61,48 @@ def test_nothing_is_loaded_from_other_hosts(site: Path) -> None:
     for page in site.rglob("*.html"):
         for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text(encoding="utf-8")):
             assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", tag), f"{page.name}: {tag}"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    if find_browser() is None:
+        pytest.skip("needs chromium")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=find_browser(), args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_fit_a_phone_and_have_no_errors(site: Path, browser: Any, theme: str) -> None:
+    """Opened from disk, without a network. Tables, code and figures may scroll, but not the page."""
+    context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme=theme, offline=True)
+    page = context.new_page()
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
+    for name in ("index", "concepts", "evidence", "reference/cli", "reference/api", "notebooks/inside-the-memory"):
+        page.goto((site / f"{name}.html").as_uri())
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{name} is {wide} pixels wider than the screen"
+        dark = page.evaluate("document.body.getAttribute('data-md-color-scheme')") == "slate"
+        assert dark == (theme == "dark")
+    assert not problems
+    context.close()
+
+
+def test_the_search_works_from_disk(site: Path, browser: Any) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, offline=True)
+    page = context.new_page()
+    page.goto((site / "index.html").as_uri())
+    page.click("input.md-search__input")
+    page.keyboard.type("resume")
+    page.wait_for_selector(".md-search-result__item a")
+    found = " ".join(item.inner_text() for item in page.query_selector_all(".md-search-result__item"))
+    assert "Training" in found
+    context.close()
 
 
 def test_the_reference_has_every_command_and_flag(site: Path) -> None:
