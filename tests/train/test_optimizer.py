@@ -135,3 +135,28 @@ def test_orthogonalised_keeps_the_singular_vectors(shape: tuple[int, ...]) -> No
     u, _, v = torch.linalg.svd(orthogonalised(x), full_matrices=False)
     want_u, _, want_v = torch.linalg.svd(x, full_matrices=False)
     assert torch.allclose(u @ v, want_u @ want_v, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adamw", "muon"])
+def test_a_closure_computes_the_gradients(name: str) -> None:
+    """As Lightning calls an optimizer."""
+    x = torch.arange(64)[None] % 50
+    after = []
+    for with_closure in (False, True):
+        torch.manual_seed(0)
+        model = BlockRecurrentLM(preset("rec-fixed-skip", "micro", 50)).eval()
+        optimizer = make_optimizer(model, OptimizerConfig(name=name))
+        set_rate(optimizer, 0.01)
+
+        def closure(model: BlockRecurrentLM = model) -> torch.Tensor:
+            loss = model.loss(x, x).sum
+            loss.backward()
+            return loss
+
+        if with_closure:
+            assert optimizer.step(closure).item() > 0
+        else:
+            closure()
+            assert optimizer.step() is None
+        after.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*after)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from block_recurrent.train.loop import train
 from block_recurrent.train.report import read_metrics
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
-SHARED, ACCELERATE, SAVE, TRAINER = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+SHARED, ACCELERATE, SAVE, TRAINER, LIGHTNING = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 @pytest.fixture
@@ -64,3 +67,51 @@ def test_trainer(known: dict[str, Any], losses: list[float]) -> None:
     pytest.importorskip("accelerate", reason="the Trainer needs accelerate")
     exec(TRAINER, known)
     assert bits_of(known["trainer"].trainer_losses, known["corpus"], known) == pytest.approx(losses, abs=1e-5)
+
+
+def lightning_in_short() -> ModuleType:
+    """What the recipe uses of lightning: the module's hooks, in the order of Lightning's automatic optimization."""
+
+    class LightningModule(torch.nn.Module):
+        training_step: Callable
+        configure_optimizers: Callable
+
+        def log(self, name: str, value: torch.Tensor, batch_size: int) -> None:
+            assert value.isfinite()
+
+    class Trainer:
+        def __init__(self, max_steps: int, **settings: object) -> None:
+            self.max_steps = max_steps
+
+        def fit(self, module: LightningModule, batches: Iterable) -> None:
+            made = module.configure_optimizers()
+            optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
+            assert made["lr_scheduler"]["interval"] == "step"
+            for index, batch in zip(range(self.max_steps), batches, strict=False):
+
+                def closure(batch: object = batch, index: int = index) -> torch.Tensor:
+                    loss = module.training_step(batch, index)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)
+                schedule.step()
+
+    lightning = ModuleType("lightning")
+    lightning.__dict__.update(LightningModule=LightningModule, Trainer=Trainer)
+    return lightning
+
+
+def test_lightning(known: dict[str, Any], losses: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With lightning itself where it is installed."""
+    pytest.importorskip("transformers", reason="the dataset is in the recipe for its Trainer")
+    try:
+        import lightning  # noqa: F401
+    except ImportError:
+        monkeypatch.setitem(sys.modules, "lightning", lightning_in_short())
+    exec(TRAINER.partition("\n\n\ndef collate")[0], known)
+    exec(LIGHTNING, known)
+    found = known["lightning_module"].losses
+    assert len(found) == len(losses) == 20
+    assert bits_of(found, known["corpus"], known) == pytest.approx(losses, abs=1e-5)

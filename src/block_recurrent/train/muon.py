@@ -7,7 +7,7 @@ after 300 updates: docs/evidence.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,6 +20,14 @@ ITERATIONS = 5
 UPDATE_RMS = 0.6
 """Root mean square of an update's entries, times the learning rate. An AdamW update has 0.2 to 1, so one learning
 rate works for both."""
+
+
+def with_gradients(closure: Callable[[], Any] | None) -> Any:
+    """The loss of the closure of an optimizer's `step`, called with gradients enabled; None without a closure."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 class Muon(torch.optim.AdamW):
@@ -35,9 +43,9 @@ class Muon(torch.optim.AdamW):
                     self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update."""
-        assert closure is None
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update. A closure is called first, to compute the gradients, and its loss is returned."""
+        loss = with_gradients(closure)
         groups = self.param_groups
         self.param_groups = [group for group in groups if not group["muon"]]
         try:
@@ -47,6 +55,7 @@ class Muon(torch.optim.AdamW):
         for group in groups:
             if group["muon"]:
                 self._update_matrices(group)
+        return loss
 
     def _update_matrices(self, group: dict[str, Any]) -> None:
         params = [p for p in group["params"] if p.grad is not None]

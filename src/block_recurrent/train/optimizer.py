@@ -7,7 +7,7 @@ small all-reduces per step, regardless of the number of parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from torch.distributed.tensor import zeros as sharded_zeros
 from block_recurrent.nn.gates import gate_biases
 from block_recurrent.ops import on_device
 from block_recurrent.run_config import OptimizerConfig
-from block_recurrent.train.muon import Muon
+from block_recurrent.train.muon import Muon, with_gradients
 
 SMALLEST_FACTORED = 128
 DECAY_EXPONENT = 0.8
@@ -77,15 +77,19 @@ class Adafactor(torch.optim.Optimizer):
                 self.state[p] = _initial_state(p, group["momentum"])
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update. A parameter without a gradient is treated as having a zero gradient, as in optax."""
-        assert closure is None
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update. A parameter without a gradient is treated as having a zero gradient, as in optax.
+
+        A closure is called first, to compute the gradients, and its loss is returned.
+        """
+        loss = with_gradients(closure)
         for group in self.param_groups:
             group["step"] += 1
             for p in group["params"]:
                 if p.grad is None:
                     p.grad = torch.zeros_like(p)
             self._update(group)
+        return loss
 
     def _update(self, group: dict[str, Any]) -> None:
         sharding = _sharding(group["params"])
