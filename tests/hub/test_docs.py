@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +39,16 @@ def test_writing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_hub(folder: Path) -> None:
     assert main(["export", "runs/first", "hf/first"]) == 0
     names = {"book": "The captain of the sea. " * 20}
-    loading, reading, _needs_network = python_of("hub.md")
+    loading, reading, scoring = python_of("hub.md")
     exec(loading, names)
     exec(reading, names)
     assert names["memory"].tokens_read == [len(names["book"])]
+
+    pytest.importorskip("lm_eval", reason="needs lm-evaluation-harness")
+    (folder / "books" / "test").mkdir(parents=True)
+    (folder / "books" / "test" / "a.txt").write_text(names["book"])
+    exec(scoring, names)
+    assert main(["data", "prepare", "books", "--out", "build/books"]) == 0
+    assert main(["eval", "runs/first", "--data", "build/books", "--json", "scores.json"]) == 0
+    expected = json.loads(Path("scores.json").read_text())["bits_per_byte"]
+    assert names["found"]["results"]["books"]["bits_per_byte,none"] == pytest.approx(expected, rel=1e-5)
