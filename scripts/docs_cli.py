@@ -13,10 +13,10 @@ def page() -> str:
     lines = [
         "# Command line",
         "",
-        "Generated from the parsers. `brt COMMAND --help` prints the same on a terminal. Exit codes: 0 for success,"
-        " 1 for a failure, 2 for wrong usage, 130 after Ctrl-C; errors are one line on standard error.",
+        "Generated from the command-line parsers; `brt COMMAND --help` prints the same text. Exit codes: 0 for success,"
+        " 1 for a failure, 2 for wrong usage, 130 after Ctrl-C. Errors are one line on standard error.",
         "",
-        "| command | |",
+        "| command | purpose |",
         "| --- | --- |",
         *(f"| [`brt {name}`](#brt-{name}) | {summary} |" for name, (_, summary, _) in COMMANDS.items()),
     ]

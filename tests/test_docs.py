@@ -23,6 +23,14 @@ FROM_SCRATCH = ("data.md", "training.md")
 TUTORIALS = [f"tutorials/{name}.md" for name in ("first-model", "your-books", "library")]  # tests/serve has the fourth
 ELSEWHERE = ("hub.md", "writing.md", "recipes.md")  # tests/hub and tests/train run their examples
 SERVED = ("serving.md", "tutorials/serve.md")  # tests/serve runs these
+API = "reference/api.md"
+NOT_RUN = {  # blocks of text with commands, and why
+    "gpu.md": "needs a GPU",
+    "hub.md": "install the package; one downloads a task",
+    "index.md": "clones and installs",
+    "serving.md": "installs, and starts the server that tests/serve starts itself",
+    "tutorials/serve.md": "the same",
+}
 OF_OTHERS = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"}
 OF_OTHERS |= {"--include_path", "--no-deps", "--data-binary", "--only"}
 """Flags of torchrun, the harness, pip, curl and tests."""
@@ -113,7 +121,10 @@ def test_every_block_is_run() -> None:
     for page, text in every_page().items():
         kinds = set(re.findall(r"^ *```(\w*)\n.*?^ *```$", text, flags=re.DOTALL | re.MULTILINE))
         assert kinds <= {"sh", "console", "python", "text"}, page
-        assert kinds <= {"text"} or page in {*PAGES, *TUTORIALS, *SERVED}, page
+        assert kinds <= {"text"} or page in {*PAGES, *TUTORIALS, *SERVED, API}, page
+        marked = "".join(re.findall(r"```text\n(.*?)```", text, flags=re.DOTALL))
+        has_commands = re.search(r"^(brt|pip|python|torchrun|curl|make|git|import|from) ", marked, flags=re.MULTILINE)
+        assert bool(has_commands) == (page in NOT_RUN), page
         assert not re.search(r"^    (brt|pip|python|curl|make) ", text, flags=re.MULTILINE), page
 
 
@@ -128,6 +139,16 @@ def test_every_command_and_flag_exists() -> None:
             assert not unknown, f"{page}: brt {words}"
         mentioned = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", text))
         assert mentioned <= set().union(OF_OTHERS, *flags.values()), page
+
+
+def test_the_api_page_has_the_imports_of_its_names() -> None:
+    """Each section imports what it describes; only types that are returned have no import."""
+    for section in (DOCS / API).read_text(encoding="utf-8").split("\n## ")[1:]:
+        known: dict[str, Any] = {}
+        for example in re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL):
+            exec(example, known)
+        described = {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)$", section, flags=re.MULTILINE)}
+        assert described - {"Loss", "LoadedRun"} == known.keys() - {"__builtins__"}, section.splitlines()[0]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
