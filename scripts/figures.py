@@ -1,6 +1,6 @@
 """Draws the figures of the README and of the documentation: `python scripts/figures.py` writes docs/images/*.svg.
 
-Each figure is an SVG with a background of its own, whose colors follow the reader's color scheme: it is readable on
+Each figure is an SVG with its own background, whose colors follow the reader's color scheme: it is readable on
 light and dark pages, whichever theme the page around it has.
 """
 

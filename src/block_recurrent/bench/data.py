@@ -25,7 +25,9 @@ TRAINING_BYTES = 2_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", nargs="?", default="stdlib", help="source of the text (default: stdlib)")
+    parser.add_argument(
+        "source", nargs="?", default="stdlib", metavar="SOURCE", help="source of the text (default: stdlib)"
+    )
     parser.add_argument("--tokenizer", help="SentencePiece file (default: 8000 pieces trained on the text)")
     parser.add_argument(
         "--megabytes", type=int, default=200, help="amount of text for bytes, repeated as needed (default: 200)"

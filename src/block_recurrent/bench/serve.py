@@ -24,15 +24,15 @@ CONTEXT = 8192
 NOTE = (
     f"Over HTTP on one machine; streams, first and peer: width {WIDTH}, {DEPTH} layers, window 512, random weights of "
     "the given precision. streams: tokens per second of all streams together, the best round, until the last event of "
-    "each has arrived; every one has a prompt of 8 or 9 bytes, from the beginning of a document or after a memory of "
+    "each has arrived; each has a prompt of 8 or 9 bytes, from the beginning of a document or after a memory of "
     "2,048 tokens, which fills every cache; ratio over one stream. "
     "first: milliseconds to the first token of a request from a saved memory, the median; ratio over the near one; the "
-    "far memory is that of some thousand tokens whose file says that there were more, which was uploaded: the work "
-    "depends on the position in the block and on nothing else. peer: transformers' generate behind FastAPI, one "
-    "request at a time, GPT-2 of the same width and depth: many clients have the same text of nearly "
-    f"{CONTEXT} tokens continued; ours continues from the memory of the text and the peer from its cache of it, which "
-    "it keeps between requests and crops; generated tokens per second; ratio: ours over it. mixed: size micro, "
-    "requests of all kinds at once; every text is compared with the response to the same request alone."
+    "far memory is a short one whose file was edited to record --far tokens and uploaded, since the work depends only "
+    "on the position in the block. peer: transformers' generate behind FastAPI, one request at a time, GPT-2 of the "
+    f"same width and depth. Many clients request continuations of the same text of nearly {CONTEXT} tokens; ours "
+    "continues from the memory of the text, the peer from its cache of the text, which it keeps between requests. "
+    "Generated tokens per second; ratio: ours over the peer. mixed: size micro, requests of all kinds at once; every "
+    "text is compared with the response to the same request alone."
 )
 
 
@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     return [row for part in parts for row in PARTS[part](args)]
 
 
-def row(part: str, what: str, clients: int, value: float, ratio: float | None, told: str) -> dict[str, Any]:
+def row(part: str, what: str, clients: int, value: float, ratio: float | None, note: str) -> dict[str, Any]:
     shown = None if ratio is None else round(ratio, 3)
-    return {"part": part, "what": what, "clients": clients, "value": round(value, 2), "ratio": shown, "told": told}
+    return {"part": part, "what": what, "clients": clients, "value": round(value, 2), "ratio": shown, "note": note}
 
 
 # ---- A server, and clients -------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def _wide() -> Any:
 
 
 def _streams(args: argparse.Namespace) -> list[dict[str, Any]]:
-    rows, told = [], "tokens per second, all streams together"
+    rows, note = [], "tokens per second, all streams together"
     config = _wide()
     text = ("The whale, the sea, and the ship that sailed. " * (config.window // 10))[: 4 * config.window].encode()
     with saved(config) as folder:
@@ -138,7 +138,7 @@ def _streams(args: argparse.Namespace) -> list[dict[str, Any]]:
                         for n in rates:
                             rates[n] = max(rates[n], n * args.tokens / client.streams(bodies[:n], args.tokens))
                     name = f"{weights}, from {what}"
-                    rows += [row("streams", name, n, rate, rate / rates[1], told) for n, rate in rates.items()]
+                    rows += [row("streams", name, n, rate, rate / rates[1], note) for n, rate in rates.items()]
     return rows
 
 
@@ -212,12 +212,12 @@ def _mixed(args: argparse.Namespace) -> list[dict[str, Any]]:
     options = ["--trail-every", "512", "--waiting", "200", "--memories-at-most", "1000"]
     with saved(preset("rec-fixed-skip", "micro", 257)) as folder, started(folder, *options) as (process, client):
         found = mixed(client, process.pid, args.requests, args.clients)
-    told = (
+    note = (
         f"{found.compared} texts compared, {found.different} differ; {found.refused} bad ones rejected, "
         f"{found.cancelled} cancelled, {found.wrong} wrong answers; resident {found.before:.0f} MiB after a tenth, "
         f"{found.after:.0f} MiB at the end"
     )
-    return [row("mixed", "requests per second", args.clients, args.requests / found.seconds, None, told)]
+    return [row("mixed", "requests per second", args.clients, args.requests / found.seconds, None, note)]
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {

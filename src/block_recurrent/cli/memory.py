@@ -14,7 +14,7 @@ from block_recurrent.io.output import print_table
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     info = commands.add_parser("info", help="print the model and text that a memory belongs to", allow_abbrev=False)
-    info.add_argument("file", help="a memory file")
+    info.add_argument("file", metavar="MEMORY", help="a memory file")
     info.add_argument(
         "--text",
         metavar="FILE",
@@ -22,11 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_json(info)
     diff = commands.add_parser("diff", help="print the distance between two memories, per layer", allow_abbrev=False)
-    diff.add_argument("a", help="a memory file")
-    diff.add_argument("b", help="another memory file of the same model")
+    diff.add_argument("a", metavar="A", help="a memory file")
+    diff.add_argument("b", metavar="B", help="another memory file of the same model")
     add_json(diff)
     rewind = commands.add_parser("rewind", help="restore a memory from a checkpoint of its trail", allow_abbrev=False)
-    rewind.add_argument("file", help="a memory file")
+    rewind.add_argument("file", metavar="MEMORY", help="a memory file")
     rewind.add_argument(
         "--to",
         type=int,

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     commands = parser.add_subparsers(metavar="COMMAND", title="commands (default: list the models)")
     show = commands.add_parser("show", help="print the card of a model", allow_abbrev=False)
-    show.add_argument("name", help="a name listed by 'brt models', or the folder of a packed model")
+    show.add_argument("name", metavar="NAME", help="a name listed by 'brt models', or the folder of a packed model")
     add_json(show)
     show.set_defaults(action=_show)
     what = "pack a run: bfloat16 weights, tokenizer and model card in one folder"

@@ -1,18 +1,18 @@
 /* Attention on a CPU, forward and backward: over a sliding window with a learned bias by distance, or over all keys.
 
-   Query i of a head sees W keys, from key i * slide on, with logits q[i].k[j] + bias[j - i * slide]. With slide 1 that
-   is the sliding window (the first W keys are of the tokens before); with slide 0 all queries see all keys.
+   Query i of a head sees W keys, starting at key i * slide, with logits q[i].k[j] + bias[j - i * slide]. With slide 1 this
+   is the sliding window (the first W keys are those of the preceding tokens); with slide 0 all queries see all keys.
 
-   There may be several groups of N queries, one after the other, each with keys of its own; and the keys of a group may
-   be several tensors of equal length, one after the other. So nobody has to join what lies in different places.
+   There may be several groups of N queries, one after the other, each with separate keys, and the keys of a group may be
+   several tensors of equal length, one after the other, so that the caller does not have to concatenate them.
 
    Heads of groups of lanes ("pairs") are independent. The keys of a pair are cut into blocks of KEYS, its queries into tiles of
-   TILE. A block is laid out as the products want it, and then all tiles that see some of it pass by. So a block, the
-   gradients of its keys and values, and the logits and weights of a tile stay in the second-level cache, however long
-   the window is: nothing of size N x W goes through memory. As no tile sees all of its keys at once, softmax is summed
-   on the way (forward), and made again from the logarithm of its sum (backward).
+   TILE. A block is packed into the layout of the products and then used by all tiles that see part of it. A block, the
+   gradients of its keys and values, and the logits and weights of a tile thus stay in the second-level cache for any
+   window length: nothing of size N x W goes through memory. Since no tile sees all of its keys at once, softmax is
+   computed online (forward), and recomputed from the logarithm of its sum (backward).
 
-   Letters as everywhere: N, W, K. Compiled for AVX-512 and for AVX2, and called from `attention.py` beside this file. */
+   N, W, K are as in docs/model.md. Compiled for AVX-512 and for AVX2; called from `attention.py` in this folder. */
 
 #include <omp.h>
 
@@ -26,9 +26,9 @@ typedef struct {
     int B, H, N, K, W;
     int slide;
     int groups, pieces; /* tensors of keys: pieces of group 0, of group 1, ... */
-    int fixed_keys; /* so many of the first keys need no gradients */
+    int fixed_keys; /* number of leading keys that need no gradients */
     float dropout;
-    uint64_t seed; /* of the dropout mask, which is never stored: the backward pass draws it again */
+    uint64_t seed; /* of the dropout mask, which is never stored: the backward pass regenerates it */
     int threads;
 } Shape;
 
@@ -41,14 +41,14 @@ static float *rows_of(Tensor x, Shape s, int pair, int row) {
 
 static int keys_of(Shape s, int queries) { return s.W + queries * s.slide; }
 
-/* So many rows from `data` on, which are key `key` and its followers. */
+/* Consecutive rows, starting at `data`: key `key` and those after it. */
 typedef struct {
     float *data;
     int64_t row;
     int count;
 } Rows;
 
-/* Keys (or values) of a pair from `key` on: at most `most`, and not beyond their piece. */
+/* Keys (or values) of a pair, starting at `key`: at most `most`, and not beyond their piece. */
 static Rows keys_from(const Tensor *x, Shape s, int pair, int key, int most) {
     const int head = pair % s.H, group = pair / s.H % s.groups, lane = pair / s.H / s.groups;
     const int length = keys_of(s, s.N) / s.pieces;
@@ -57,24 +57,24 @@ static Rows keys_from(const Tensor *x, Shape s, int pair, int key, int most) {
     return (Rows){data, piece.row, smaller(most, length - key % length)};
 }
 
-/* The bias of a head. Its row is as long as W and the sides; without a slide, one for all heads. */
+/* The bias of a head: a row of W numbers and the sides; without a slide, one row for all heads. */
 static int64_t bias_row(Shape s) { return s.W + 2 * SIDE; }
 
 static float *bias_of(float *bias, Shape s, int head) { return bias + s.slide * head * bias_row(s) + SIDE; }
 
-/* Where nothing slides there is no bias: only the end of the keys. */
+/* Without a slide there is no bias; it only marks the end of the keys. */
 static void no_bias(float *bias, Shape s) {
     for (int j = 0; j < bias_row(s); j++) bias[j] = j >= SIDE && j < SIDE + s.W ? 0 : -INFINITY;
 }
 
-/* ---- Where tiles and blocks meet ---------------------------------------------------------------------------------- */
+/* ---- Overlap of tiles and blocks --------------------------------------------------------------------------------- */
 
 /* The columns of a block that ROWS queries see, in whole vectors: from `first` to before `end`. */
 typedef struct {
     int first, end;
 } Span;
 
-/* Of the queries from i on, in the block that begins with key `start`. */
+/* For the queries starting at i, in the block that begins with key `start`. */
 INLINE Span span_of(int i, int start, Shape s) {
     if (i >= s.N) return (Span){0, 0};
     int first = larger(0, i * s.slide - start), end = smaller(KEYS, (i + ROWS - 1) * s.slide + s.W - start);
@@ -87,7 +87,7 @@ static int meet(int tile, int start, Shape s) {
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* The three kinds of products of a tile and a block. What no query sees is left out. */
+/* The three kinds of products of a tile and a block. Parts that no query sees are skipped. */
 
 /* out (TILE x KEYS) = x (TILE x K) times keys, in panels (K x PANEL): logits, or the gradient of weights. */
 static void by_panels(const float *x, const float *panels, float *out, int tile, int start, Shape s, int width) {
@@ -127,9 +127,9 @@ static void by_queries(const float *weights, const float *x, float *out, int til
 
 /* ---- Softmax and dropout of a row -------------------------------------------------------------------------------- */
 
-/* Rows and biases begin at the first column of a block. The bias is minus infinity where a query may not look. */
+/* Rows and biases begin at the first column of a block. The bias is minus infinity where a query does not attend. */
 
-/* A seed for the mask of each query; splitmix64. */
+/* The seed of the mask of a query, by splitmix64. */
 static uint32_t seed_of(Shape s, int pair, int i) {
     uint64_t x = s.seed + ((uint64_t)pair * s.N + i) * 0x9E3779B97F4A7C15u;
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
@@ -137,7 +137,7 @@ static uint32_t seed_of(Shape s, int pair, int i) {
     return (uint32_t)(x ^ x >> 31);
 }
 
-/* 0, or the inverse of the share that is kept, for the keys from `key` on. */
+/* 0, or the inverse of the share that is kept, for the keys starting at `key`. */
 INLINE vector mask_of(uint32_t seed, int key, float dropout) {
     naturals x;
     for (int i = 0; i < LANES; i++) x[i] = i;
@@ -153,8 +153,8 @@ typedef struct {
     float highest, sum;
 } Softmax;
 
-/* Logits -> exponentials less the highest logit so far, in place, and their sum; where a higher one has come, what was
-   summed before is scaled. */
+/* Logits -> exponentials relative to the highest logit so far, in place, and their sum. A new highest logit rescales
+   the previous sum. */
 static void weigh(float *row, const float *bias, Span seen, Softmax *softmax, float *result, int width) {
     vector most = (vector){0} - INFINITY, sum = {0};
     for (int j = seen.first; j < seen.end; j += LANES) {
@@ -164,7 +164,7 @@ static void weigh(float *row, const float *bias, Span seen, Softmax *softmax, fl
     }
     const float highest = largest_of(most);
     if (highest > softmax->highest) {
-        if (softmax->highest > -INFINITY) { /* something was summed before */
+        if (softmax->highest > -INFINITY) { /* there is a previous sum */
             const float factor = expf(softmax->highest - highest);
             for (int k = 0; k < width; k += LANES) *(vector *)(result + k) *= factor;
             softmax->sum *= factor;
@@ -196,12 +196,12 @@ INLINE void weigh_backward(float *row, float *d_row, const float *bias, float *d
     }
 }
 
-/* ---- Layouts ------------------------------------------------------------------------------------------------------ */
+/* ---- Layouts ----------------------------------------------------------------------------------------------------- */
 
-/* Rows of a block with so many keys: as far as ROWS queries look, in whole vectors. */
+/* Rows of a block with this number of keys: up to the last that ROWS queries see, in whole vectors. */
 static int keys_laid(Shape s, int there) { return smaller(KEYS, rounded_up(there + ROWS * s.slide, LANES)); }
 
-/* The keys from `start` on -> laid x width; zeros behind those that are there. */
+/* The keys starting at `start` -> laid x width, padded with zeros. */
 static void lay_keys(const Tensor *x, Shape s, int pair, int start, int there, float *out, int laid, int width) {
     for (int j = 0; j < there;) {
         const Rows rows = keys_from(x, s, pair, start + j, there - j);
@@ -222,9 +222,9 @@ static void put_keys(const float *x, int width, const Tensor *out, Shape s, int 
     }
 }
 
-/* ---- What Python calls -------------------------------------------------------------------------------------------- */
+/* ---- Functions called from Python -------------------------------------------------------------------------------- */
 
-/* Queries of a task of the forward pass: more than keys before them, so that few keys are laid out twice. */
+/* Queries of a task of the forward pass: more than the keys before them, so that few keys are packed twice. */
 static int queries_of_task(Shape s) { return rounded_up(smaller(larger(2 * s.W, 4 * TILE), s.N), TILE); }
 
 /* q (B, H, groups * N, K), k and v groups * pieces of (B, H, (W + N * slide) / pieces, K), bias (H, SIDE + W + SIDE) or
@@ -259,7 +259,7 @@ int attention(Shape s, Tensor q, const Tensor *k, const Tensor *v, float *bias, 
                     if (!meet(begin + first, start, s)) continue;
                     by_panels(x + first * width, panels, weights, begin + first, start, s, width);
                     for (int i = first; i < smaller(first + TILE, rows); i++) {
-                        const int key = start - (begin + i) * s.slide; /* that column 0 is to this query */
+                        const int key = start - (begin + i) * s.slide; /* the key of column 0, relative to this query */
                         Span seen = span_of(begin + i / ROWS * ROWS, start, s);
                         float *row = weights + (i - first) * KEYS;
                         weigh(row, bias_of(bias, s, pair % s.H) + key, seen, softmax + i, result + i * width, width);
@@ -309,7 +309,7 @@ int attention_backward(Shape s, Tensor q, const Tensor *k, const Tensor *v, floa
             memset(result, 0, all * sizeof(float));
             const float *results = rows_of(out, s, pair, 0);
             for (int i = 0; i < most; i++) {
-                log_sum[i] = i < s.N ? log_sums[(int64_t)pair * s.N + i] : INFINITY; /* weights of 0 behind N */
+                log_sum[i] = i < s.N ? log_sums[(int64_t)pair * s.N + i] : INFINITY; /* weights of 0 after N */
                 along[i] = i < s.N ? dot(d_x + i * width, results + i * out.row, s.K) : 0;
             }
             for (int start = 0; start < end; start += KEYS) {

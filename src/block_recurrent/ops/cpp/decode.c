@@ -1,17 +1,16 @@
 /* Decoding: one token of each of B lanes through the whole stack, in one call.
 
-   The time is that of reading weights and caches from memory once, so everything here is about that. Weights lie row
-   after row, a thread reads the rows of its share, and a narrow weight is widened in registers. With several lanes a tile
-   of some rows and 4 lanes is summed in registers, so that a weight read once serves all of them; what is read next is
-   fetched little by little meanwhile, so that memory and arithmetic work at the same time. Each sum is taken in the same
-   order whatever the number of lanes: a lane has the same bits alone and among others. At many lanes the caches are most
-   of what a token has to read, so they have 24 bits a number, or 16 where the weights are narrow, too, with a scale for
-   each entry of a head.
+   The run time is that of reading weights and caches from memory once, which determines the design. Weights are stored by
+   rows, each thread reads its share of the rows, and narrow weights are widened in registers. With several lanes, a tile
+   of a few rows and 4 lanes is summed in registers, so that a weight is read once for all of them; the next rows are
+   prefetched in small parts meanwhile, so that memory and arithmetic overlap. The order of each sum does not depend on the
+   number of lanes: a lane has the same bits alone and in a batch. With many lanes, most of what a token reads are caches,
+   so they have 24 bits per number, or 16 if the weights are narrow too, with a scale for each entry of a head.
 
-   One parallel region; threads meet five times a layer. Every lane has caches of its own, wherever they are: a token is
-   written behind the W entries that it sees. Letters as everywhere: D, H, K, F, W, S, V.
+   One parallel region; threads synchronize five times per layer. Every lane has separate caches, at any address: a token
+   is written after the W entries that it sees. D, H, K, F, W, S, V are as in docs/model.md.
 
-   Compiled for AVX-512 and for AVX2; called from `block_recurrent.inference.native_decode`, which checks what comes in
+   Compiled for AVX-512 and for AVX2; called from `block_recurrent.inference.native_decode`, which checks the arguments
    and lays out the structures below as 64-bit numbers. */
 
 #include <omp.h>
@@ -26,11 +25,11 @@
 #define TILE_ROWS 3 /* 3 x 4 sums, 3 weights and 1 input fill the 16 registers of AVX2 */
 #endif
 #define TILE_LANES 4
-#define AHEAD 4096    /* bytes that are fetched before they are needed */
-#define LONG_ROW 4096 /* bytes of a row that is read well without */
-#define SPINS 1000    /* of a waiting thread: some tens of microseconds */
+#define AHEAD 4096    /* distance of prefetching, in bytes */
+#define LONG_ROW 4096 /* bytes; longer rows need no prefetching */
+#define SPINS 1000    /* of a waiting thread: tens of microseconds */
 #define EPSILON 1e-6f
-#define SMALLEST 1e-30f   /* of the largest number of an entry; below it is 0 */
+#define SMALLEST 1e-30f   /* largest number of an entry below which the entry is 0 */
 
 enum { FLOAT32, BFLOAT16, INT8 };
 enum { INT16, INT24 };
@@ -70,17 +69,17 @@ typedef struct {
     Numbers numbers;
     int64_t step;     /* entries from keys to values, and from layer to layer by two */
     int64_t capacity; /* from head to head */
-    int64_t end;      /* where the token goes */
+    int64_t end;      /* the position that the token is written to */
 } Store;
 
 typedef struct {
     int64_t token;
     Store store[2];
-    Numbers view;   /* (states, keys and values, H, S, K): what the states show */
-    int64_t filled; /* the newest entries of the caches; those before are 0, as after the beginning of a document */
+    Numbers view;   /* (states, keys and values, H, S, K): keys and values of the states */
+    int64_t filled; /* number of newest entries; earlier ones are 0, as near the beginning of a document */
 } Lane;
 
-/* ---- Numbers in fewer bits ---------------------------------------------------------------------------------------- */
+/* ---- Reduced precision ------------------------------------------------------------------------------------------- */
 
 typedef union {
     float number;
@@ -89,7 +88,7 @@ typedef union {
 
 INLINE int64_t size_of(const int kind) { return kind == FLOAT32 ? 4 : kind == INT8 ? 1 : 2; }
 
-/* LANES numbers from the i-th on. */
+/* LANES numbers, starting at the i-th. */
 INLINE vector widened(const int kind, const void *from, int64_t i) {
     const void *at = (const char *)from + i * size_of(kind);
     if (kind == FLOAT32) return *(const vector *)at;
@@ -143,8 +142,8 @@ INLINE void fetch_entry(const int kind, Numbers at, int K) {
         for (int i = 0; i < K; i += 64) __builtin_prefetch((const char *)at.low + AHEAD / 2 + i);
 }
 
-/* K numbers become an entry of a cache. The scale is a power of two, so a widened entry has the same numbers when it is
-   narrowed again: a memory that was saved and loaded goes on as the one that was not. */
+/* Writes K numbers as an entry of a cache. The scale is a power of two, so that widening and narrowing an entry restores
+   the same numbers: a memory that was saved and loaded continues exactly like the original. */
 INLINE void narrow(const int kind, const float *x, Numbers to, int K) {
     const int bits = kind == INT24 ? 23 : 15;
     const float largest = (1 << bits) - 1;
@@ -157,10 +156,10 @@ INLINE void narrow(const int kind, const float *x, Numbers to, int K) {
     Bits most = {largest_of(highest)};
     float all_sound = sum_of(sound);
     for (; i < K; i++) most.number = fabsf(x[i]) > most.number ? fabsf(x[i]) : most.number, all_sound += x[i] * 0;
-    if (most.number < SMALLEST) most.number = 1; /* all become 0 */
+    if (most.number < SMALLEST) most.number = 1; /* all are rounded to 0 */
     const uint32_t exponent = most.bits >> 23;
     const Bits scale = {.bits = (exponent + 1 - bits) << 23}, factor = {.bits = (253 + bits - exponent) << 23};
-    *to.scales = scale.number + all_sound; /* not-a-number and infinity are not hidden */
+    *to.scales = scale.number + all_sound; /* propagates NaN and infinity */
     for (i = 0; i < K; i++) {
         float number = rintf(x[i] * factor.number);
         number = number > largest ? largest : number < -largest ? -largest : number;
@@ -176,8 +175,8 @@ INLINE int is_zero(const float *x, int K) {
     return !filled;
 }
 
-/* Entries of so many heads, of which the narrow ones lie `capacity` apart and are 0. Those before `first` are 0.
-   Returns the first entry that is not. */
+/* Narrows the entries of several heads. `to` is zeroed, with `capacity` entries per head; entries before `first` are known
+   to be 0. Returns the first entry that is not. */
 int64_t decode_narrow(int64_t kind, const float *x, const Numbers *to, int64_t heads, int64_t first, int64_t entries,
                       int64_t capacity, int64_t K, int64_t threads) {
     int64_t filled = entries;
@@ -212,7 +211,7 @@ INLINE __m128 sums_of(const vector *x) {
     return _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
 }
 
-/* What is to be fetched while something else is computed: `step` bytes at a time. */
+/* What to prefetch during other computations: `step` bytes at a time. */
 typedef struct {
     const char *next;
     int64_t step;
@@ -223,8 +222,8 @@ INLINE void fetch(Ahead *ahead) {
     ahead->next += ahead->step;
 }
 
-/* sums[row] = w[row] . x, for at most 4 rows of n numbers side by side. far: bytes to what is fetched meanwhile, or 0.
-   Short rows that are read side by side are no pattern that the processor would see through. */
+/* sums[row] = w[row] . x, for at most 4 rows of n numbers side by side. far: distance of prefetching in bytes, or 0.
+   The processor does not recognize the pattern of short rows that are read side by side. */
 INLINE void four_rows(const int kind, const int rows, int64_t far, const void *w, int64_t n, const float *x,
                       float *sums) {
     vector sum[4] = {{0}};
@@ -273,7 +272,7 @@ typedef struct {
     const float *x; /* (B, n) */
     float *out;     /* (B, out_row) */
     int64_t n, out_row, B;
-    int what; /* to do with the sums */
+    int what; /* what to do with the sums */
 } Product;
 
 INLINE void finish(Product p, const float *sums, const float *scale, int64_t row, int rows, int64_t lane, int lanes) {
@@ -299,7 +298,7 @@ INLINE void rows_of_all_lanes(const int kind, const int rows, Product p, Ahead *
     }
 }
 
-/* Rows from first to last of a matrix of one kind, for one lane. */
+/* Rows first to last of a matrix of one kind, for one lane. */
 INLINE void product_of_one(const int kind, Product p, Matrix m, int64_t first, int64_t last) {
     const int64_t bytes = p.n * size_of(kind), four = 4 * bytes;
     const int64_t far = bytes >= LONG_ROW ? 0 : (AHEAD + four - 1) / four * four;
@@ -319,7 +318,7 @@ INLINE void product_of_one(const int kind, Product p, Matrix m, int64_t first, i
 INLINE void product_of(const int kind, Product p, Matrix m, int64_t first, int64_t last, float *room) {
     int64_t row = first;
     const int64_t bytes = p.n * size_of(kind), group = TILE_ROWS * bytes;
-    /* The next rows are fetched in equal parts, with every LANES columns of every tile. */
+    /* The next rows are prefetched in equal parts, for every LANES columns of every tile. */
     const int64_t parts = larger(1, p.n / LANES) * ((p.B + TILE_LANES - 1) / TILE_LANES);
     for (; row + TILE_ROWS <= last; row += TILE_ROWS) {
         const char *rows = (const char *)m.weight + row * bytes;
@@ -347,7 +346,7 @@ static void product(int64_t kind, Matrix m, int64_t rows, Product p, float *room
     else product_of(INT8, p, m, first, last, room);
 }
 
-/* ---- Norms and attention ------------------------------------------------------------------------------------------ */
+/* ---- Norms and attention ----------------------------------------------------------------------------------------- */
 
 static void norm(const float *x, const float *weight, float *out, int64_t B, int D) {
     for (int64_t lane = 0; lane < B; lane++, x += D, out += D) {
@@ -377,7 +376,7 @@ INLINE void scores_of(const int kind, const int rows, Numbers keys, int K, const
     }
 }
 
-/* out[0 .. vectors) = sum of p[j] * values[j], `vectors` of them from column `k` on. */
+/* out[0 .. vectors) = sum of p[j] * values[j], for `vectors` vectors starting at column `k`. */
 INLINE void weighted(const int kind, const int vectors, const float *p, Numbers values, int count, int K, int k,
                      float *out) {
     vector sum[8] = {{0}};
@@ -390,7 +389,7 @@ INLINE void weighted(const int kind, const int vectors, const float *p, Numbers 
     for (int i = 0; i < vectors; i++) *(vector *)(out + k + i * LANES) = sum[i];
 }
 
-/* Entries before `first` are 0: their scores are the bias, and they add nothing. */
+/* Entries before `first` are 0: their scores equal the bias, and their values add nothing. */
 INLINE void attend_of(const int kind, const float *q, Numbers keys, Numbers values, const float *bias, int first,
                       int count, int K, float *row, float *out) {
     const int padded = rounded_up(count, LANES);
@@ -423,7 +422,7 @@ static void attend(int64_t kind, const float *q, Numbers keys, Numbers values, c
     else attend_of(INT16, q, keys, values, bias, first, count, K, row, out);
 }
 
-/* A head of a lane: over the window, or over what the state shows. */
+/* A head of a lane: over the window, or over the keys and values of the state. */
 static void attend_to_window(const Model *m, const Layer *layer, const Lane *lane, int head, float *joint, float *out,
                              float *row) {
     const int64_t HK = m->H * m->K, K = m->K, W = m->W;
@@ -449,14 +448,14 @@ static void attend_to_state(const Model *m, const Layer *layer, const Lane *lane
            row, out);
 }
 
-/* ---- Threads ------------------------------------------------------------------------------------------------------ */
+/* ---- Threads ----------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     atomic_int arrived, round;
 } Barrier;
 
-/* OpenMP's own barrier spins for milliseconds. Where two threads have to share a core, because others are busy on the
-   machine, each would wait for the other's time slice to end; so a thread gives way after a moment. */
+/* OpenMP's barrier spins for milliseconds. If two threads share a core because the machine is busy, each would wait for
+   the other's time slice to end; so a thread yields after a short time. */
 static void meet(Barrier *barrier, int team) {
     const int round = atomic_load(&barrier->round);
     if (atomic_fetch_add(&barrier->arrived, 1) + 1 == team) {
@@ -469,9 +468,9 @@ static void meet(Barrier *barrier, int team) {
         else sched_yield();
 }
 
-/* ---- The stack ---------------------------------------------------------------------------------------------------- */
+/* ---- The stack --------------------------------------------------------------------------------------------------- */
 
-/* Numbers that a call needs: for all threads, and for each. */
+/* Working memory of a call, in numbers: shared, and for each thread. */
 static int64_t shared_room(const Model *m, int64_t B) { return B * (m->D + 6 * m->H * m->K + m->F) + 64; }
 
 static int64_t own_room(const Model *m, int64_t B) {
@@ -483,7 +482,7 @@ int64_t decode_room(const Model *m, int64_t B, int64_t threads) {
     return shared_room(m, B) + threads * own_room(m, B);
 }
 
-/* logits (B, V), float32. room: as many numbers as `decode_room` says. */
+/* logits (B, V), float32. room: working memory of `decode_room` numbers. */
 void decode(const Model *m, const Lane *lanes, int64_t B, float *logits, float *room, int64_t threads) {
     const int64_t D = m->D, H = m->H, HK = H * m->K;
     float *x = room, *joint = x + B * D, *attended = joint + B * 4 * HK, *hidden = attended + B * 2 * HK;

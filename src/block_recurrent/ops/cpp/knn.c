@@ -1,9 +1,9 @@
-/* Search: for each query the keys with the largest dot products, exactly; and attention over what was found, straight
-   from where it is stored. See `model/knn_memory.py`.
+/* Search: for each query the keys with the largest dot products, exactly; and attention over the entries that were
+   found, without copying them. See `model/knn_memory.py`.
 
-   Keys pass by in panels, which stay in the first-level cache while all queries are multiplied with them. Scores above
-   a query's threshold are candidates. When there are several times as many as wanted, the best stay, and the lowest of
-   them is the new threshold: most scores are looked at once, in a vector, and forgotten. */
+   Keys are processed in panels, which stay in the first-level cache while all queries are multiplied with them. Scores
+   above a query's threshold are candidates. When there are several times as many as wanted, only the best are kept, and
+   the lowest of them is the new threshold: most scores are read once, in a vector, and discarded. */
 
 #include <immintrin.h>
 
@@ -35,7 +35,7 @@ typedef struct {
 
 static int most_candidates(Search s) { return 4 * s.wanted + PANEL; }
 
-/* Floats as whole numbers: those of larger floats are larger. */
+/* Floats as integers with the same order. */
 
 typedef union {
     float number;
@@ -48,9 +48,9 @@ INLINE int32_t rank_of(float x) { return in_order((Bits){.number = x}.bits); }
 
 INLINE float of_rank(int32_t rank) { return (Bits){.bits = in_order(rank)}.number; }
 
-/* What so many of the scores reach, and no more of them unless they are equal. */
+/* The score that exactly `wanted` scores reach, or more if some are equal. */
 static float threshold_of(const float *scores, int count, int wanted) {
-    int32_t low = rank_of(-INFINITY), high = rank_of(INFINITY); /* enough reach low, too few what is above high */
+    int32_t low = rank_of(-INFINITY), high = rank_of(INFINITY); /* enough scores reach low, too few exceed high */
     while (low < high) {
         const int32_t middle = (int32_t)(((int64_t)low + high + 1) >> 1);
         int reach = 0;
@@ -62,11 +62,11 @@ static float threshold_of(const float *scores, int count, int wanted) {
     return of_rank(low);
 }
 
-/* Only the best stay. Returns what a score must exceed to be one of them. */
+/* Keeps only the best. Returns the score that a candidate must exceed. */
 static float keep_best(Candidates *found, int wanted) {
     if (found->count < wanted) return -INFINITY;
     const float threshold = threshold_of(found->scores, found->count, wanted);
-    int equal = wanted, kept = 0; /* of those that are equal to the threshold, as many as there is room for */
+    int equal = wanted, kept = 0; /* how many scores equal to the threshold are kept */
     for (int i = 0; i < found->count; i++) equal -= found->scores[i] > threshold;
     for (int i = 0; i < found->count; i++) {
         const float score = found->scores[i];
@@ -79,7 +79,7 @@ static float keep_best(Candidates *found, int wanted) {
     return threshold;
 }
 
-/* A row of a panel's scores; hidden: minus infinity for keys that don't count, else 0. */
+/* A row of a panel's scores; hidden: minus infinity for masked keys, else 0. */
 INLINE void look_at(const float *row, const float *hidden, int first, float *threshold, Candidates *found, Search s) {
     for (int j = 0; j < PANEL; j += LANES) {
         vector x = *(const vector *)(row + j) + *(const vector *)(hidden + j);
@@ -148,9 +148,9 @@ int search(Search s, Tensor q, Tensor k, const float *hidden, float *scores, int
     return DONE;
 }
 
-/* ---- Attention over what was found -------------------------------------------------------------------------------- */
+/* ---- Attention over the entries found ---------------------------------------------------------------------------- */
 
-/* Softmax of a query's scores. An entry that isn't there counts like a key of zeros. */
+/* Softmax of a query's scores. A missing entry counts as a key of zeros. */
 static void weigh_found(const float *scores, int count, float *weights) {
     float highest = -INFINITY, sum = 0;
     for (int j = 0; j < count; j++) {
@@ -161,13 +161,13 @@ static void weigh_found(const float *scores, int count, float *weights) {
     for (int j = 0; j < count; j++) weights[j] /= sum;
 }
 
-/* The entries that were found for a query lie far from each other: they come while something else is worked on. */
+/* The entries found for a query are far apart in memory: they are prefetched during other work. */
 static void fetch(const float *entries, int64_t row, const int64_t *slots, Search s) {
     for (int j = 0; j < s.wanted; j++)
         for (int c = 0; c < s.K; c += 16) __builtin_prefetch(entries + slots[j] * row + c);
 }
 
-/* out (K) = weights (wanted) times those entries that are there. */
+/* out (K) = weights (wanted) times the existing entries. */
 static void add_up(const float *weights, const float *scores, const int64_t *slots, const float *entries, int64_t row,
                    float *restrict out, Search s) {
     memset(out, 0, s.K * sizeof(float));

@@ -1,9 +1,9 @@
-/* Cross-entropy straight from hidden vectors, forward and backward at once. See `model/loss.py`.
+/* Cross-entropy of hidden vectors, without storing the logits; forward and backward in one call. See `model/loss.py`.
 
-   The logits of a chunk of tokens are made slab by slab of the vocabulary. While a slab is in the second-level cache,
-   its exponentials are taken, and the gradient of the hidden vectors is summed; only the gradient of the table has to
-   wait until the sums over the whole vocabulary are known, so that exponentials go through memory once. As in online
-   softmax, each slab's exponentials are relative to the largest logit so far, which is remembered and put right later. */
+   The logits of a chunk of tokens are computed for one slab of the vocabulary at a time. While a slab is in the
+   second-level cache, its exponentials are computed, and the gradient of the hidden vectors is summed; only the gradient
+   of the table has to wait for the sums over the whole vocabulary, so that exponentials go through memory once. As in
+   online softmax, each slab's exponentials are relative to the largest logit so far, and are corrected later. */
 
 #include <immintrin.h>
 #include <omp.h>
@@ -11,7 +11,7 @@
 #include "vectors.h"
 
 #define CHUNK 512 /* tokens: a multiple of TILE */
-#define TILE 32   /* tokens whose logits are made together: a multiple of ROWS */
+#define TILE 32   /* tokens whose logits are computed together: a multiple of ROWS */
 #define SLAB 240  /* pieces of the vocabulary: a multiple of PANEL */
 #define GROUP 16  /* pieces: exponentials of a slab are kept as (SLAB / GROUP, CHUNK, GROUP), by whole cache lines */
 
@@ -26,7 +26,7 @@ typedef struct {
     int threads;
 } Problem;
 
-/* What a thread has summed up over its slabs, for each token of the chunk. */
+/* Sums of a thread over its slabs, for each token of the chunk. */
 typedef struct {
     float most[CHUNK], sum[CHUNK]; /* of the logits; and of exponentials relative to it */
     float *d_hidden;               /* (CHUNK, D), relative to it, too */
@@ -49,7 +49,7 @@ static void exponentials(Part *part, int tokens, int there, float *reference, in
         float now = largest_of(most);
         now = now > before ? now : before;
         for (int j = 0; j < columns; j += LANES) sum += *(vector *)(row + j) = exp_of(*(vector *)(row + j) - now);
-        if (now > before) { /* what was summed up so far is relative to a smaller one */
+        if (now > before) { /* the previous sums are relative to a smaller one */
             const float factor = expf(before - now);
             float *d_hidden = part->d_hidden + (int64_t)(token + i) * D;
             part->sum[token + i] *= factor;
@@ -60,13 +60,13 @@ static void exponentials(Part *part, int tokens, int there, float *reference, in
     }
 }
 
-/* A tile of exponentials to its place among those of a slab, past the caches: they are needed much later. */
+/* Writes a tile of exponentials to its place in the slab, bypassing the caches: they are needed much later. */
 static void put_away(const float *tile, int tokens, int there, float *slab, int token) {
     for (int i = 0; i < tokens; i++)
         for (int piece = 0; piece < there; piece += LANES)
             STREAM(slab + ((int64_t)(piece / GROUP) * CHUNK + token + i) * GROUP + piece % GROUP,
                    *(const vector *)(tile + i * SLAB + piece));
-    _mm_sfence(); /* whoever reads them next must see them */
+    _mm_sfence(); /* visible to the thread that reads them next */
 }
 
 /* hidden (N, D), table (V, D), targets (N) -> losses (N), and the gradients of the sum of counts * losses, counts (N)
@@ -93,14 +93,14 @@ int cross_entropy(Problem p, const float *hidden, const float *table, const int6
         const int tokens = smaller(CHUNK, p.N - begin), whole = rounded_up(tokens, ROWS);
         memcpy(x, hidden + (int64_t)begin * D, (size_t)tokens * D * sizeof(float));
         memset(x + (int64_t)tokens * D, 0, (size_t)(whole - tokens) * D * sizeof(float));
-        for (int t = 0; t < p.threads; t++) { /* all of them: there may come fewer threads than were asked for */
+        for (int t = 0; t < p.threads; t++) { /* all of them: OpenMP may start fewer threads than requested */
             for (int i = 0; i < CHUNK; i++) parts[t].most[i] = -INFINITY, parts[t].sum[i] = 0.0f;
             memset(parts[t].d_hidden, 0, (size_t)CHUNK * D * sizeof(float));
         }
 #pragma omp parallel num_threads(p.threads)
         {
             Part *part = parts + omp_get_thread_num();
-            /* Which thread has which slabs is always the same: so are the sums, to the last bit. */
+            /* The assignment of slabs to threads is fixed, so that sums are bitwise identical. */
 #pragma omp for schedule(static)
             for (int slab = 0; slab < slabs; slab++) {
                 const int first = slab * SLAB, there = smaller(SLAB, p.V - first);
@@ -124,7 +124,7 @@ int cross_entropy(Problem p, const float *hidden, const float *table, const int6
                     if (d_table) put_away(part->tile, rows, there, all + (int64_t)slab * CHUNK * SLAB, token);
                 }
             }
-            /* Every thread has seen some of the slabs. */
+            /* Every thread has processed some of the slabs. */
 #pragma omp for schedule(static)
             for (int i = 0; i < tokens; i++) {
                 float largest = parts[0].most[i], sum = 0.0f;

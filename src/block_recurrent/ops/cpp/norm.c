@@ -11,7 +11,7 @@ typedef struct {
 
 #define AT(pointer, k) (*(vector *)((pointer) + (k)))
 
-/* All heads of one token lie behind this. */
+/* All heads of a token follow. */
 static float *token_of(Tensor x, Norm s, int token) { return x.data + token / s.N * x.lane + token % s.N * x.row; }
 
 INLINE float inverse_length(const float *x, Norm s) {
@@ -33,7 +33,7 @@ int norm(Norm s, Tensor x, const float *weight, Tensor y) {
     return DONE;
 }
 
-/* d_weights (threads, H, K): what each thread sums up. */
+/* d_weights (threads, H, K): the sums of each thread. */
 int norm_backward(Norm s, Tensor x, const float *weight, Tensor d_y, Tensor d_x, float *d_weights) {
     memset(d_weights, 0, (size_t)s.threads * s.H * s.K * sizeof(float));
 #pragma omp parallel for num_threads(s.threads) schedule(static, 1)

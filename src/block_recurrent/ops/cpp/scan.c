@@ -1,12 +1,12 @@
 /* The recurrent state through all blocks of a call, forward and backward, where the update is an average: the state
-   attends to itself and to two blocks of tokens, and moves towards a linear map of what it found.
+   attends to itself and to two blocks of tokens, and moves towards a linear map of the result.
 
-   Lanes are independent, so a thread takes a lane through all of its blocks: the weights, which all lanes share, and
-   everything of the lane stay in its second-level cache, and no thread waits for another. What the gradients of weights
-   need is left in memory; they are products over all blocks at once, which torch makes.
+   Lanes are independent, so each thread processes all blocks of a lane: the weights, which all lanes share, and the data
+   of the lane stay in its second-level cache, and no thread waits for another. The inputs of the weight gradients are
+   written to memory; these gradients are products over all blocks at once, which torch computes.
 
-   Letters as everywhere: D, H, K, S, W; T blocks. S is a multiple of 8; D and K are multiples of 16. Called from
-   `scan.py` beside this file. */
+   D, H, K, S, W, T are as in docs/model.md. S is a multiple of 8; D and K are multiples of 16. Called
+   from `scan.py` in this folder. */
 
 #include <omp.h>
 
@@ -23,7 +23,7 @@ typedef struct {
     const float *map, *bias, *keep;                /* (D, 2HK), (D), (D) */
 } Weights;
 
-/* What the forward pass leaves for the backward pass, for each block of each lane. */
+/* Saved by the forward pass for the backward pass, for each block of each lane. */
 typedef struct {
     float *states, *x, *joined;             /* (T, B, S, D) after the block; (T, B, S, D); (T, B, S, 4HK) */
     float *attention, *candidate, *log_sums; /* (T, B, S, 2HK); (T, B, S, D); (T, B, 2, H, S) */
@@ -31,7 +31,7 @@ typedef struct {
 
 #define AT(pointer, k) (*(vector *)((pointer) + (k)))
 
-/* ---- Products ----------------------------------------------------------------------------------------------------- */
+/* ---- Products ---------------------------------------------------------------------------------------------------- */
 
 /* Numbers of a matrix in panels. */
 static size_t panels_size(int depth, int columns) { return (size_t)depth * rounded_up(columns, PANEL); }
@@ -58,7 +58,7 @@ static void times(const float *a, int64_t a_row, int rows, const float *panels, 
     }
 }
 
-/* ---- Norms -------------------------------------------------------------------------------------------------------- */
+/* ---- Norms ------------------------------------------------------------------------------------------------------- */
 
 INLINE float inverse_length(const float *x, int K, float share, float epsilon) {
     vector sum = {0};
@@ -86,11 +86,11 @@ static float unit_rows_backward(const float *x, int64_t x_row, Scan s, float sca
     return d_scale;
 }
 
-/* ---- Attention of one head, all queries over all keys -------------------------------------------------------------- */
+/* ---- Attention of one head, all queries over all keys ------------------------------------------------------------ */
 
-/* Working memory of a thread for it. Rows behind the keys that there are have zeros. */
+/* Working memory of a thread. Rows after the last key are zeros. */
 typedef struct {
-    int keys, padded; /* as they are, and up to whole vectors */
+    int keys, padded; /* their number, and the same rounded up to whole vectors */
     float *q, *key_rows, *key_panels, *value_rows, *value_panels; /* S x K; padded x K each */
     float *weights, *d_weights;                                   /* S x padded */
     float *d_out, *dq, *dk, *dv;                                  /* S x K, S x K, padded x K each */
@@ -168,9 +168,9 @@ static void attend_backward(Head head, Scan s, const float *out, int64_t out_row
     }
 }
 
-/* ---- What Python calls -------------------------------------------------------------------------------------------- */
+/* ---- Functions called from Python -------------------------------------------------------------------------------- */
 
-/* Where a block of a lane lies in what has so many numbers for each. */
+/* The address of a block of a lane, in an array with this many numbers per block. */
 static float *at(float *of_all, Scan s, int t, int lane, size_t each) { return of_all + ((size_t)t * s.B + lane) * each; }
 
 static float *heads_of(Tensor x, int lane, int head, int row) {
@@ -232,7 +232,7 @@ typedef struct {
     float *norm, *ids, *scales, *keep; /* (B, D), (B, S, D), (B, 3H), (B, D) */
 } Sums;
 
-/* d_states (T, B, S, D), and d_keys and d_values (T * B, H, S, K): gradients of what the forward pass gave, or none ->
+/* d_states (T, B, S, D), and d_keys and d_values (T * B, H, S, K): gradients of the results of the forward pass, or none ->
    d_state (B, S, D), dk and dv, `sums`, and gradients of the products' results: d_joined, d_candidate like `saved`. */
 int state_scan_backward(Scan s, const float *state, Weights w, Tensor k, Tensor v, Saved saved, const float *d_states,
                         Tensor d_keys, Tensor d_values, float *d_state, Tensor dk, Tensor dv, Sums sums,

@@ -1,6 +1,6 @@
 /* What the kernels share: vectors, products of small matrices in registers, layouts.
 
-   Everything is float32. The compiler makes one instruction of each step on a vector. */
+   Everything is float32. The compiler turns each operation on a vector into one instruction. */
 
 #include <immintrin.h>
 #include <math.h>
@@ -34,14 +34,14 @@ typedef struct {
     int64_t lane, head, row;
 } Tensor;
 
-/* Working memory is one allocation for all threads, made before any of them begins: where there is none, a function
-   returns OUT_OF_MEMORY and has done nothing. */
+/* Working memory is one allocation for all threads, before any of them starts: if it fails, a function returns
+   OUT_OF_MEMORY and changes nothing. */
 enum { DONE, OUT_OF_MEMORY };
 
 INLINE size_t bytes_of(size_t numbers) { return (numbers + 15) / 16 * 64; }
 INLINE char *room(size_t bytes) { return aligned_alloc(64, bytes); }
 
-/* Room for so many numbers, from `next` on. */
+/* Takes this many numbers from the working memory at `next`. */
 INLINE void *take(char **next, size_t numbers) {
     void *taken = *next;
     *next += bytes_of(numbers);
@@ -73,7 +73,7 @@ INLINE void block_of(const int vectors, const float *a, const int64_t a_row, con
 INLINE void rows_times(const float *a, const int64_t a_row, const int64_t a_col, const float *b, int64_t b_row,
                        float *c, int64_t c_row, int depth, int width, const int add) {
     int left = width / LANES;
-    /* 4 = 2 + 2: better than 3 + 1, which would wait for its sums */
+    /* 4 = 2 + 2: faster than 3 + 1, which would wait for its sums */
     for (int take; left > 0; left -= take, b += take * LANES, c += take * LANES) {
         take = left == 4 ? 2 : smaller(left, 3);
         if (take == 3) block_of(3, a, a_row, a_col, b, b_row, c, c_row, depth, add);
@@ -82,14 +82,14 @@ INLINE void rows_times(const float *a, const int64_t a_row, const int64_t a_col,
     }
 }
 
-/* Inline: rows are short, and a call of memcpy takes longer than they do. */
+/* Inline: rows are so short that calling memcpy would take longer. */
 INLINE void copy_row(const float *x, float *out, int K) {
     int k = 0;
     for (; k + LANES <= K; k += LANES) *(vector *)(out + k) = *(const vector *)(x + k);
     for (; k < K; k++) out[k] = x[k];
 }
 
-/* rows x K -> rows x width: zeros behind K, and behind the rows that there are. */
+/* rows x K -> rows x width, padded with zeros. */
 INLINE void lay_rows(const float *x, int64_t x_row, int there, int K, float *out, int rows, int width) {
     for (int i = 0; i < smaller(there, rows); i++, x += x_row, out += width) {
         copy_row(x, out, K);
@@ -98,7 +98,7 @@ INLINE void lay_rows(const float *x, int64_t x_row, int there, int K, float *out
     if (rows > there) memset(out, 0, (size_t)(there > 0 ? rows - there : rows) * width * sizeof(float));
 }
 
-/* Rows `by` apart trade the columns that are as far apart: one of the steps of `transpose`. */
+/* Rows `by` apart exchange the columns that are as far apart: a step of `transpose`. */
 INLINE void trade(vector *rows, const int by) {
     integers upper, lower;
     for (int c = 0; c < LANES; c++) upper[c] = c & by ? LANES + (c ^ by) : c, lower[c] = c & by ? LANES + c : c ^ by;
@@ -121,7 +121,7 @@ INLINE void transpose(const float *x, int64_t x_row, float *out, int64_t out_row
     for (int i = 0; i < LANES; i++) *(vector *)(out + i * out_row) = rows[i];
 }
 
-/* rows x width -> panels of width x PANEL, which the products above want on their right. The width is a multiple of a
+/* rows x width -> panels of width x PANEL, the layout of the right factor in the products above. The width is a multiple of a
    vector, and there are rows up to the next multiple of one. */
 INLINE void lay_panels(const float *rows, int width, int count, float *out) {
     for (int first = 0; first < count; first += LANES, rows += LANES * width) {
@@ -130,7 +130,7 @@ INLINE void lay_panels(const float *rows, int width, int count, float *out) {
     }
 }
 
-/* ---- Vectors ------------------------------------------------------------------------------------------------------ */
+/* ---- Vectors ----------------------------------------------------------------------------------------------------- */
 
 INLINE vector choose(integers where, vector a, vector b) {
 #ifdef __AVX512F__
@@ -140,9 +140,9 @@ INLINE vector choose(integers where, vector a, vector b) {
 #endif
 }
 
-/* exp(x) for x <= 0, to 1e-7; 0 below -87. Not-a-number stays. */
+/* exp(x) for x <= 0, to 1e-7; 0 below -87. NaN stays NaN. */
 INLINE vector exp_of(vector x) {
-    vector shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the whole number is in the lowest bits */
+    vector shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the integer is in the lowest bits */
     vector n = shifted - 12582912.0f;
     vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -154,8 +154,8 @@ INLINE vector exp_of(vector x) {
     return choose(x < -87.0f, (vector){0}, p * (vector)(((integers)shifted + 127) << 23));
 }
 
-/* Sums and maxima over the numbers of a vector, by halves. With instructions: of a shuffle by an index that is computed,
-   gcc makes 64 that put the index together number by number, each time. */
+/* Sums and maxima over the numbers of a vector, by halves. Intrinsics, because gcc compiles a shuffle with a computed
+   index into 64 instructions that assemble the index number by number. */
 
 #ifdef __AVX512F__
 INLINE float sum_of(vector x) { return _mm512_reduce_add_ps((__m512)x); }
