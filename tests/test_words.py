@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-SOURCES = sorted(p for p in (ROOT / "src").rglob("*") if p.suffix in (".py", ".html", ".js", ".css", ".yaml"))
-SPELLED = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "src", "scripts"]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "results" / "README.md"])
+KINDS = (".py", ".c", ".h", ".html", ".js", ".css", ".yaml", ".toml", ".ipynb")
+FOLDERS = [p for folder in ("src", "scripts", "docs") for p in (ROOT / folder).rglob("*") if p.suffix in KINDS]
+SOURCES = sorted([*FOLDERS, *(ROOT / name for name in ("Makefile", "mkdocs.yml", "pyproject.toml", "CITATION.cff"))])
+SPELLED = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "results/README.md", "docs", "src", "scripts"]
 
 # What a reader should never see again, and what to write instead.
 PHRASES = {

@@ -51,8 +51,8 @@ def add_overwrite(parser: argparse.ArgumentParser) -> None:
 
 
 def text_of(args: argparse.Namespace, is_progress: bool = False) -> AbstractContextManager[Any]:
-    """Around everything that a command prints as text: with `--json -`, standard output is for JSON only. Text that
-    tells how a long command proceeds is then on standard error, other text is left out."""
+    """Around everything that a command prints as text: with `--json -`, standard output is for JSON only. Progress
+    messages then go to standard error, and other text is omitted."""
     if args.json != "-":
         return nullcontext()
     return redirect_stdout(sys.stderr if is_progress else io.StringIO())

@@ -39,14 +39,14 @@ def shown_progress(what: str, unit: str = "tokens") -> Iterator[Progress]:
 
 
 def tell(text: str) -> None:
-    """What is being done, on a terminal's last line; nothing where stderr is a file."""
+    """Show the current activity on the last line of a terminal; nothing if stderr is a file."""
     if sys.stderr.isatty():
         print(f"\r\033[K{printable(text)}", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def shown_status(text: str) -> Iterator[None]:
-    """Tell while something is done that can't be counted."""
+    """Show the activity during work without a countable progress."""
     tell(text)
     try:
         yield

@@ -1,15 +1,15 @@
 """Initial weights with which a model can copy from the first update on: `ModelConfig.copy_init`.
 
-Text repeats itself, and most of what a memory can be worth is there: a token that followed the present one before is
-likely to follow it again. From random weights, a small model needs millions of tokens before its attention finds that.
-These weights have it built in, all else being as random as before (docs/evidence.md has what it is worth):
+Text repeats itself, and most of the value of a memory is in these repetitions: a token that followed the current one
+before is likely to follow it again. From random weights, a small model needs millions of tokens to learn this. These
+weights start with it; all others are random as usual (docs/evidence.md has the effect):
 
 - a head of the first layer attends to the previous token, and writes an image of it into the residual stream;
-- in each layer above, an induction head: its keys see that image, its queries see the present token itself, so that a
-  query finds the places where the same token came before; its values and its part of the output map copy what stands
-  there. In a layer with a memory all heads do so; without one, in the layer at three quarters of the stack;
+- in each layer above, an induction head: its keys see that image, its queries see the current token itself, so that a
+  query finds the positions after earlier occurrences of the same token; its values and its part of the output map copy
+  the tokens there. In a layer with a memory all heads do so; without one, in the layer at three quarters of the stack;
 - the state of a recurrent layer is a table that tokens are hashed into. A state vector collects the tokens whose keys
-  are near an address of its own, and is found by queries near that address; half of its channels hold addresses, and
+  are near the vector's address, and is found by queries near that address; half of its channels hold addresses, and
   the other half what was collected.
 """
 

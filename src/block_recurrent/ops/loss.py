@@ -96,8 +96,8 @@ def _one_chunk(logits: Tensor, target: Tensor, need_gradient: bool) -> tuple[Ten
         full = at_least_float32(logits)
         return (full.logsumexp(-1, keepdim=True) - full.gather(1, target)).squeeze(1), None
     if logits.is_cpu:
-        # Row by row, in place: the logits pass through memory once. Where the probability is no normal number, the
-        # loss is repaired later, which takes a look at numbers that other devices would have to wait for.
+        # Row by row, in place: the logits pass through memory once. Where the probability is subnormal, the
+        # loss is recomputed later, which reads values back: other devices would have to synchronize for it.
         full = at_least_float32(logits)
         full = torch.softmax(full, -1, out=full)
         of_target = full.gather(1, target)
@@ -120,7 +120,7 @@ def _plus_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
 def _tokens_at_once(table: Tensor) -> int:
     """On a CPU, as many as a vector is long: the table's gradient, which every chunk adds to, is then no larger than
     logits. Products with fewer than 512 rows are slow, even where their logits would stay in the cache: the table is
-    laid out anew for each of them. On a GPU the fewer chunks the better.
+    packed again for each of them. On a GPU, fewer chunks are faster.
     """
     V, D = table.shape
     if not table.is_cpu:

@@ -137,19 +137,19 @@ def _weigh(q_tile: Tensor, k_band: Tensor, by_query_and_key: Tensor, weights: Te
 
 
 def spread_over_tile(bias: Tensor, width: int) -> Tensor:
-    """(H, W), oldest key first -> (H, w, w + W) by query and key; minus infinity where a query may not look.
+    """(H, W), oldest key first -> (H, w, w + W) by query and key; minus infinity where a query does not attend.
 
-    Query i sees the keys i to i + W - 1 of its tile: every row is the row above, one place further to the right. Upside
-    down, such rows overlap in one padded list, and the tile is a view of it.
+    Query i sees the keys i to i + W - 1 of its tile: every row is the row above, shifted right by one. In reverse
+    order, such rows overlap in one padded list, and the tile is a view of it.
     """
     padded = F.pad(bias, (width - 1, width), value=float("-inf"))
-    # Laid out by rows: every tile copies it, and would take ten times as long to turn it around.
+    # Contiguous rows: every tile copies it, and copying the transposed layout takes ten times as long.
     return padded.unfold(1, width + bias.shape[1], 1).flip(1).contiguous()
 
 
 def gather_from_tile(tile: Tensor, window: int) -> Tensor:
     """The gradient of `spread_over_tile`: sums along the diagonals, (H, w, w + W) -> (H, W)."""
     _, width, L = tile.shape
-    # Reading rows that are one number longer than they are shifts row i to the left by i: diagonals become columns.
+    # Rows that are read as one number longer than they are shift row i to the left by i: diagonals become columns.
     sheared = F.pad(tile.flatten(1), (0, width)).unflatten(1, (width, L + 1))
     return sheared[..., :window].sum(1)

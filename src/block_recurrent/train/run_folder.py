@@ -36,7 +36,7 @@ def locked(run: Path) -> Iterator[None]:
     _refuse_other_folders(run)
     try:
         run.mkdir(parents=True, exist_ok=True)
-        # Not through a link, which may lead to any file: this one is written over.
+        # Not through a link, which may lead to any file: the lock file is overwritten.
         handle = os.open(run / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     except OSError as error:
         raise TrainingError(f"'{run}' can't be used as a run folder: {error.strerror or error}") from None

@@ -20,7 +20,7 @@ class Repeats(NamedTuple):
     """Which of the excerpts that lanes take get repeats, and how far back these reach."""
 
     share: float  # of the excerpts
-    excerpts: int  # only so many of the first ones that lanes take; 0: all
+    excerpts: int  # only this many of the first ones that lanes take; 0: all
     distance: int  # the largest; distances are spread evenly in their logarithm
 
     def plant(self, number: int, seed: int) -> int:

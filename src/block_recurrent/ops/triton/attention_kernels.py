@@ -1,6 +1,6 @@
 """The kernels of window attention in Triton: forward, gradient of queries and bias, gradient of keys and values.
 
-Query i sees the keys i to i + W - 1, of W + N. Logits are kept in units of log 2, for `exp2` is what the hardware has.
+Query i sees the keys i to i + W - 1, of W + N. Logits are kept in units of log 2, since the hardware has `exp2`.
 Nothing is added atomically, so the same inputs give the same bits.
 """
 
