@@ -230,8 +230,8 @@ def test_serve(tmp_path: Path) -> None:
     assert main([*command.split(), str(tmp_path / "x.json")]) == 0
     (row,) = rows_of(tmp_path / "x.json")
     assert row["clients"] == 6
-    assert " texts compared, 0 differ; " in row["told"]
-    assert ", 0 wrong answers; " in row["told"]
+    assert " texts compared, 0 differ; " in row["note"]
+    assert ", 0 wrong answers; " in row["note"]
 
 
 def test_a_memory_is_moved_far_ahead(tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ def test_every_damaged_byte_is_noticed(make_model, tokens, tmp_path):
 def test_a_cut_file_is_an_error(path, share):
     good = path.read_bytes()
     path.write_bytes(good[: int(len(good) * share)])
-    with pytest.raises(FileFormatError, match=r"book.memory' can't be read as a memory file, it is damaged, truncated"):
+    with pytest.raises(FileFormatError, match=r"book.memory' can't be read as a memory file: it is damaged, truncated"):
         DocumentMemory.load(path)
 
 

@@ -139,7 +139,7 @@ def test_a_file_that_is_gone_is_told(served: Served) -> None:
     ):
         answer = served.client.request(method, path, json=body)
         assert answer.status_code == 404, answer.text
-        assert "has been deleted meanwhile" in answer.json()["error"]["message"]
+        assert "was deleted in the meantime" in answer.json()["error"]["message"]
     assert served.client.delete("/v1/memories/gone").status_code == 200
 
 

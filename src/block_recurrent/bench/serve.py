@@ -157,7 +157,7 @@ def _first(args: argparse.Namespace) -> list[dict[str, Any]]:
                 seconds[name].append(client.first_events(1, memory=name, max_tokens=8, end_at_mark=False))
         for name, tokens in places.items():
             if client.ask("GET", f"/v1/memories/{name}")[1].get("tokens") != tokens:
-                raise ConfigError(f"the {name} memory does not stand at {tokens} tokens")
+                raise ConfigError(f"the {name} memory is not at {tokens} tokens")
     near = statistics.median(seconds["near"])
     return [
         row("first", f"{tokens:,} tokens", 1, 1000 * s, s / near, "milliseconds to the first token")

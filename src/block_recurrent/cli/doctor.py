@@ -71,7 +71,7 @@ def _facts() -> dict[str, dict[str, Any]]:
             "--device auto": f"{device}{'' if device.type == 'cpu' else f' ({torch.cuda.get_device_name(device)})'}",
             "--dtype auto": str(pick_dtype("auto", device)).removeprefix("torch."),
             "--dtype bfloat16": _bfloat16(device),
-            "freed memory": KEPT if kept else "is returned to the system, as this C library decides",
+            "freed memory": KEPT if kept else "is returned to the system by the C library",
             "kernels in C": "in use" if cpp.LIBRARY else NO_KERNELS,
         },
         "kernels": {

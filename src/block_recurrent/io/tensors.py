@@ -41,10 +41,10 @@ def read_tensors(path: Path, what: str = "file of tensors") -> tuple[dict[str, T
             metadata = dict(file.metadata() or {})
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise FileFormatError(
-            f"'{path}' can't be read as a {what}, it is damaged, truncated or another kind of file: {first_line(error)}"
+            f"'{path}' can't be read as a {what}: it is damaged, truncated or another kind of file: {first_line(error)}"
         ) from None
     if not _header_ends_well(path):
-        raise FileFormatError(f"'{path}' can't be read as a {what}, it is damaged: its header was changed")
+        raise FileFormatError(f"'{path}' can't be read as a {what}: it is damaged: its header was changed")
     return tensors, metadata
 
 

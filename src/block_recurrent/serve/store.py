@@ -294,7 +294,7 @@ def there(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         name = path.name.removesuffix(SUFFIX)
-        raise RequestError(404, f"'{name}' has been deleted meanwhile: GET /v1/memories lists what is left") from None
+        raise RequestError(404, f"'{name}' was deleted in the meantime: GET /v1/memories lists the others") from None
 
 
 def _memory(name: str, path: Path) -> Memory:

@@ -49,7 +49,7 @@ _backward = Kernel("norm_backward", _Norm, TensorArgument, POINTER, TensorArgume
 
 def normalize(x: Tensor, weight: Tensor, share: float, epsilon: float) -> Tensor:
     """`cpp_norm` without autograd."""
-    check(x.shape[3] % 16 == 0, "rows that are no multiple of 16 numbers")
+    check(x.shape[3] % 16 == 0, "rows whose length is not a multiple of 16")
     y, shape = tokens_first(x), tuple(x.shape)
     arguments = _Norm(*shape, share, epsilon, torch.get_num_threads())
     _forward(arguments, tensor(x, shape), pointer(weight, (shape[1], shape[3])), tensor(y, shape))
@@ -58,7 +58,7 @@ def normalize(x: Tensor, weight: Tensor, share: float, epsilon: float) -> Tensor
 
 def norm_gradients_into(dx: Tensor, x: Tensor, weight: Tensor, dy: Tensor, share: float, epsilon: float) -> Tensor:
     """Write the gradient of x into `dx`, and return that of the weight."""
-    check(x.shape[3] % 16 == 0, "rows that are no multiple of 16 numbers")
+    check(x.shape[3] % 16 == 0, "rows whose length is not a multiple of 16")
     shape, threads = tuple(x.shape), torch.get_num_threads()
     d_weights = x.new_empty(threads, *weight.shape)
     arguments = _Norm(*shape, share, epsilon, threads)
