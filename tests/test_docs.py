@@ -14,7 +14,13 @@ import pytest
 import torch
 
 from block_recurrent import BlockRecurrentLM, models, preset
+from block_recurrent.checkpoint import folders, state_file
 from block_recurrent.cli.main import COMMANDS, main, parser_of
+from block_recurrent.data.corpus import corpus
+from block_recurrent.hub import manifest
+from block_recurrent.model import memory_file
+from block_recurrent.models import card
+from block_recurrent.run_config import sections
 from tests.made_text import make_text
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -149,6 +155,16 @@ def test_the_api_page_has_the_imports_of_its_names() -> None:
             exec(example, known)
         described = {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)$", section, flags=re.MULTILINE)}
         assert described - {"Loss", "LoadedRun"} == known.keys() - {"__builtins__"}, section.splitlines()[0]
+
+
+def test_the_file_formats_have_their_versions() -> None:
+    page = (DOCS / "reference" / "files.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .*?`block-recurrent[ -]([\w ]+)` \| (\d) \|", page, flags=re.MULTILINE)
+    written = {"run configuration": str(sections.VERSION)}
+    for module in (folders, state_file, corpus, manifest, memory_file, card):
+        written[module.FORMAT.removeprefix("block-recurrent")[1:]] = str(module.VERSION)
+    settings = re.findall(r"^\| (run configuration), .*?in its last line \| (\d) \|", page, flags=re.MULTILINE)
+    assert dict(rows + settings) == written
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
