@@ -21,7 +21,7 @@ SUMMARY = "a training step of this version, compared with that of another versio
 EXAMPLE = "brt bench versions build/0.1.0 --size tiny --systems slide-plus,rec-fixed-skip"
 NOTE = (
     "Forward and backward on random tokens with the memory carried, without dropout and without an update (versions "
-    "have different default optimizers), each version in a process of its own, in turns. seconds: the best turn; "
+    "have different default optimizers), each version in a separate process, in turns. seconds: the best turn; "
     "relative: this version over the other, best over best; median: the median over pairs of neighbors."
 )
 WARM_UP = 2
@@ -52,10 +52,15 @@ for _ in sys.stdin:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("other", type=Path, metavar="DIR", help="where it is installed: pip install --target DIR ...")
+    parser.add_argument(
+        "other", type=Path, metavar="DIR", help="folder of the other version, made by pip install --target DIR"
+    )
     parser.add_argument("--size", default="tiny", help=f"one of {', '.join(SIZES)} (default: tiny)")
     parser.add_argument(
-        "--systems", default="slide-plus,rec-fixed-skip", metavar="A,B", help="(default: slide-plus,rec-fixed-skip)"
+        "--systems",
+        default="slide-plus,rec-fixed-skip",
+        metavar="A,B",
+        help="systems to measure (default: slide-plus,rec-fixed-skip)",
     )
     parser.add_argument("--lanes", type=int, default=1, help="lanes of a step (default: 1)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="(default: all cores)")
@@ -99,7 +104,7 @@ def _row(system: str, args: argparse.Namespace) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _steps(installed: Path, shape: list[str]) -> Iterator[Iterator[float]]:
-    """The seconds of each step of a version, which runs when the next number is asked for."""
+    """The seconds of each step of a version; a step runs when the next number is requested."""
     environment = os.environ | {"PYTHONPATH": str(installed.absolute())}
     command, pipe = [sys.executable, "-c", STEP, *shape], subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
