@@ -81,6 +81,22 @@ def test_every_bit_of_a_manifest_counts(files):
     verify(newest)
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "state.json"])
+def test_a_number_that_no_float_holds_is_refused(name, files, capsys):
+    newest = list_checkpoints(files / RUN)[-1]
+    values = json.loads((newest / name).read_text())
+    values["validation_bits" if name == "manifest.json" else "best_bits"] = 10**400
+    values.pop("sha256", None)
+    text = json.dumps(values)
+    (newest / name).write_text(door.seal_json(text) if name == "manifest.json" else text)
+    if name == "state.json":
+        reseal(newest)
+    assert main(train_arguments(files, RUN, 3)) == 0
+    error = capsys.readouterr().err
+    assert "has an invalid" in error
+    assert "using step 1 instead" in error
+
+
 def test_a_damaged_manifest_does_not_stop_a_command_that_has_another_checkpoint(files, capsys):
     newest = list_checkpoints(files / RUN)[-1]
     path = newest / "manifest.json"
@@ -301,6 +317,28 @@ def test_the_configuration_of_another_program_is_kept(files, options, monkeypatc
         assert "is not a run folder" in one_line(capsys)
         assert Path("mine", name).read_text() == "[server]\nport = 80\n"
         Path("mine", name).unlink()
+
+
+@pytest.mark.parametrize("options", [["--init-from", "box"], ["--config", "box/config.toml"], ["--resume", "never"]])
+def test_a_packed_model_is_no_run_to_train_in(options, files, monkeypatch, capsys):
+    """Its config.toml is that of a run."""
+    monkeypatch.chdir(files)
+    before = {path: path.read_bytes() for path in Path("box").iterdir()}
+    arguments = ["train", "--data", "pieces", "--out", "box", "--steps", "1", *options]
+    arguments += ["--system", RUN, "--size", "micro"] if "never" in options else []
+    assert main(arguments) == 1
+    assert "--out 'box' contains 'README.md' and is not a run folder" in one_line(capsys)
+    assert {path: path.read_bytes() for path in Path("box").iterdir()} == before
+
+
+def test_a_copy_of_a_configuration_is_kept(files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    Path("mine").mkdir()
+    Path("mine/config.toml").write_text(Path(RUN, "config.toml").read_text().replace("seed = 0", "seed = 1"))
+    before = Path("mine/config.toml").read_bytes()
+    assert main(["train", "--config", "mine/config.toml", "--out", "mine", "--steps", "1"]) == 1
+    assert "is not a run folder" in one_line(capsys)
+    assert Path("mine/config.toml").read_bytes() == before
 
 
 def test_a_run_that_was_killed_before_it_had_a_configuration_can_start(files, capsys):

@@ -12,7 +12,6 @@ A thread writes and hashes it from copies on the CPU while training continues.
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -270,7 +269,7 @@ def read_state(path: Path) -> dict[str, Any]:
     rules: dict[str, door.Rule] = {
         "step": door.is_count,
         "tokens_seen": door.is_count,
-        "best_bits": lambda bits: bits is None or (type(bits) in (int, float) and math.isfinite(bits)),
+        "best_bits": lambda bits: bits is None or door.is_number(bits),
         "cursor": lambda cursor: isinstance(cursor, dict),
         "facts": lambda facts: isinstance(facts, dict) and door.is_count(facts.get("world")),
     }
