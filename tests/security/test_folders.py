@@ -223,6 +223,39 @@ def test_a_flipped_tokenizer_is_found(files, place, capsys):
     assert path.read_bytes() == whole, "training writes the one of its data, whose hash it has checked"
 
 
+@pytest.mark.parametrize("name", ["box", SUBWORDS, f"{SUBWORDS}/checkpoints/step-00000002"])
+def test_no_data_is_prepared_with_a_flipped_tokenizer(name, files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    prepare = ["data", "prepare", "books", "--tokenizer", name, "--out"]
+    assert main([*prepare, "first"]) == 0
+    path = Path(name.partition("/")[0], "tokenizer.model")
+    flip(path, path.stat().st_size - 1, 1)
+    assert main([*prepare, "second"]) == 1
+    assert "the tokenizer of" in one_line(capsys)
+    assert not Path("second").exists()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "log.txt", "config.toml"])
+def test_nothing_is_written_through_a_link_of_a_run(name, files, capsys):
+    mine = files / "mine"
+    (files / RUN / name).rename(mine)
+    (files / RUN / name).symlink_to(mine)
+    before = mine.read_bytes()
+    assert main(train_arguments(files, RUN, 3)) == 1
+    assert f"contains '{name}', which is not a regular file" in one_line(capsys)
+    assert mine.read_bytes() == before
+
+
+@pytest.mark.parametrize("change", [{"step": 7}, {"facts": {"world": 0}}, {"facts": {"world": 10**15}}])
+def test_a_state_of_another_step_or_of_no_number_of_processes(change, files, capsys):
+    for path in list_checkpoints(files / RUN):
+        state = json.loads((path / "state.json").read_text())
+        (path / "state.json").write_text(json.dumps(state | change))
+        reseal(path)
+    assert main(train_arguments(files, RUN, 3)) == 1
+    assert "can't be resumed" in one_line(capsys)
+
+
 def test_a_random_state_that_is_none_is_refused(files, capsys):
     for path in list_checkpoints(files / RUN):
         save_file({"cpu": torch.zeros(3)}, path / "random-00000-of-00001.safetensors")
@@ -293,6 +326,8 @@ def test_a_number_that_is_not_finite_is_no_setting(files, setting, capsys):
 def test_what_can_not_be_written_is_refused():
     with pytest.raises(ConfigError, match="finite"):
         TrainConfig(clip=float("inf"))
+    with pytest.raises(ConfigError, match="zero byte"):
+        RunConfig.from_dict({"data": {"path": "a\0b"}})
     with pytest.raises(ConfigError, match="UTF-8"):
         RunConfig.from_dict({"data": {"path": "\udcff"}})
 
@@ -366,6 +401,7 @@ def test_a_damaged_line_of_metrics_costs_no_other(tmp_path):
 def test_a_pipe_is_no_manifest(files, capsys):
     for path, arguments in {
         files / "data" / "manifest.json": ["data", "info", str(files / "data")],
+        files / "pieces" / "tokenizer.model": ["data", "verify", str(files / "pieces")],
         list_checkpoints(files / SUBWORDS)[-1] / "manifest.json": [
             "score",
             str(files / SUBWORDS),
@@ -375,7 +411,7 @@ def test_a_pipe_is_no_manifest(files, capsys):
         path.unlink()
         os.mkfifo(path)
         assert main(arguments) in (1, 2)
-        assert "its manifest.json is not a regular file" in one_line(capsys)
+        assert "is not a regular file" in one_line(capsys)
 
 
 def test_a_model_that_no_machine_holds_leaves_nothing_behind(files, tmp_path, capsys):

@@ -183,6 +183,8 @@ def test_the_root_is_no_output(files, capsys):
         [*train_arguments(Path(), RUN), "--out", "new", "--size", "tiny", "--set", "model.segment=0"],
         [*train_arguments(Path(), RUN), "--out", "new", "--set", "model.num_layers=1000000000000"],
         [*train_arguments(Path(), RUN), "--out", "new", "--set", f"train.seed={2**70}"],
+        [*train_arguments(Path(), RUN), "--out", "new", "--set", f"train.seed={'9' * 5000}"],
+        [*train_arguments(Path(), RUN), "--out", "new", "--set", f"train.seed={'[' * 5000}"],
         ["train", "--init-from", RUN, "--data", "data", "--out", "new", "--set", "train.steps=soon"],
         ["train", "--init-from", RUN, "--data", "data", "--out", "new", "--set", "train.tune=[1]"],
         ["train", "--init-from", RUN, "--data", "data", "--out", "new", "--set", "schedule.learning_rate=fast"],

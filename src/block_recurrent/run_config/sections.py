@@ -67,6 +67,8 @@ def _typed(section: type[Section], name: str, value: Any) -> Any:
         rule = f"it must be at most {LARGEST:g}, without its sign"
     elif isinstance(value, str) and value.encode("utf-8", "replace").decode() != value:
         rule = "it must be UTF-8: rename the folder"
+    elif isinstance(value, str) and "\0" in value:
+        rule = "no name contains a zero byte"
     if rule:
         raise ConfigError(f"{section.section}.{name} is {value!r}: {rule}")
     return value

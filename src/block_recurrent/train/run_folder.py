@@ -62,7 +62,8 @@ def _refuse_other_folders(run: Path) -> None:
     if str(run) != str(run).encode(errors="replace").decode():
         raise TrainingError(f"--out '{run}' is not UTF-8: choose another name")
     for path in sorted(run.iterdir()) if run.is_dir() else ():
-        if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait
+        # Through a link another file would be written over, and opening a pipe would wait.
+        if not path.is_dir() and (path.is_symlink() or (path.exists() and not path.is_file())):
             raise TrainingError(f"--out '{run}' contains '{path.name}', which is not a regular file: remove it")
     # Only the lock and the temporary file of its configuration may be there without a configuration.
     names = {path.name for path in run.iterdir()} if run.is_dir() else set()
