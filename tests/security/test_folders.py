@@ -487,6 +487,24 @@ def test_exported_files_can_be_read_by_all_and_have_a_card(files):
     assert RUN in card
 
 
+@pytest.mark.parametrize("poisoned", [True, False])
+def test_an_export_without_a_weight_or_with_one_that_is_not_finite_is_not_loaded(poisoned, files):
+    from block_recurrent.hub.manifest import NAME, write_export_manifest
+    from block_recurrent.hub.modeling import BlockRecurrentForCausalLM
+
+    path = files / "hf" / "model.safetensors"
+    weights = load_file(path)
+    name = "model.layers.0.mlp.hidden.weight"
+    weights[name] *= torch.nan
+    if not poisoned:
+        del weights[name]
+    save_file(weights, path, {"format": "pt"})
+    (files / "hf" / NAME).unlink()
+    write_export_manifest(files / "hf")
+    with pytest.raises(FileFormatError, match=f"'{name}' (has values that are not finite|is missing)"):
+        BlockRecurrentForCausalLM.from_pretrained(files / "hf")
+
+
 def test_a_changed_export_is_not_loaded(files):
     from block_recurrent.hub.modeling import BlockRecurrentForCausalLM
 
