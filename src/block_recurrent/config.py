@@ -13,8 +13,9 @@ from block_recurrent.errors import ConfigError, did_you_mean
 # Lists, because `register_gate` and `register_update` add to them.
 GATE_NAMES = ["fixed", "lstm"]
 GATE_CONFIGS = ["dual", "single", "skip"]
-MOST, MOST_LAYERS = 2**40, 4096
-"""Far more than any model has. Layers are made one by one: a wrong number of them would keep a machine busy."""
+MOST, MOST_LAYERS, LARGEST = 2**40, 4096, 1e19
+"""Far more than any model has: layers are made one by one, and a wrong number of them would keep a machine busy.
+The largest value of other settings: the product of two fits into float32."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ class ModelConfig:
         for name in ("dropout", "attention_dropout"):
             rate = getattr(self, name)
             _check(name, rate, _is_number(rate) and 0 <= rate < 1, "a number of at least 0 and less than 1")
-        ranges = [("scale_init", 0, float("inf")), ("gate_init", 0, 1)]
-        for name, low, high in ranges + [("gate_horizon", 1, float("inf"))] * (self.gate_horizon != 0):
+        ranges = [("scale_init", 0, LARGEST), ("gate_init", 0, 1)]
+        for name, low, high in ranges + [("gate_horizon", 1, LARGEST)] * (self.gate_horizon != 0):
             value = getattr(self, name)
             _check(name, value, _is_number(value) and low < value < high, f"a number between {low} and {high}")
         for name in ("gate_bias", "gate_tanh"):

@@ -148,10 +148,14 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"device is '{name}': it must be auto, cpu, cuda or cuda:0, cuda:1, ...") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is '{name}': it must be auto, cpu, cuda or cuda:0, cuda:1, ...")
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"device is '{name}', but torch finds no GPU: use --device cpu")
+        if (count := torch.cuda.device_count()) <= (device.index or 0):
+            raise ConfigError(f"device is '{name}', but the last GPU of this machine is cuda:{count - 1}")
         if device.index is None:
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     return device

@@ -21,6 +21,8 @@ from block_recurrent.inference.sampling import Choice, Chooser, Sampling, choose
     [
         ({"temperature": -0.1}, "temperature is -0.1: it must be a number of at least 0"),
         ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": 10**400}, "it must be a number of at least 0"),
+        ({"length_penalty": 1e300}, r"length_penalty is 1e\+300: it must be a number from -10 to 10"),
         ({"temperature": "hot"}, "temperature is 'hot'"),
         ({"top_p": 0}, "top_p is 0: it must be a number above 0 and up to 1"),
         ({"top_p": 1.01}, "top_p is 1.01"),

@@ -81,6 +81,22 @@ def test_every_bit_of_a_manifest_counts(files):
     verify(newest)
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "state.json"])
+def test_a_number_that_no_float_holds_is_refused(name, files, capsys):
+    newest = list_checkpoints(files / RUN)[-1]
+    values = json.loads((newest / name).read_text())
+    values["validation_bits" if name == "manifest.json" else "best_bits"] = 10**400
+    values.pop("sha256", None)
+    text = json.dumps(values)
+    (newest / name).write_text(door.seal_json(text) if name == "manifest.json" else text)
+    if name == "state.json":
+        reseal(newest)
+    assert main(train_arguments(files, RUN, 3)) == 0
+    error = capsys.readouterr().err
+    assert "has an invalid" in error
+    assert "using step 1 instead" in error
+
+
 def test_a_damaged_manifest_does_not_stop_a_command_that_has_another_checkpoint(files, capsys):
     newest = list_checkpoints(files / RUN)[-1]
     path = newest / "manifest.json"
@@ -207,6 +223,39 @@ def test_a_flipped_tokenizer_is_found(files, place, capsys):
     assert path.read_bytes() == whole, "training writes the one of its data, whose hash it has checked"
 
 
+@pytest.mark.parametrize("name", ["box", SUBWORDS, f"{SUBWORDS}/checkpoints/step-00000002"])
+def test_no_data_is_prepared_with_a_flipped_tokenizer(name, files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    prepare = ["data", "prepare", "books", "--tokenizer", name, "--out"]
+    assert main([*prepare, "first"]) == 0
+    path = Path(name.partition("/")[0], "tokenizer.model")
+    flip(path, path.stat().st_size - 1, 1)
+    assert main([*prepare, "second"]) == 1
+    assert "the tokenizer of" in one_line(capsys)
+    assert not Path("second").exists()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "log.txt", "config.toml"])
+def test_nothing_is_written_through_a_link_of_a_run(name, files, capsys):
+    mine = files / "mine"
+    (files / RUN / name).rename(mine)
+    (files / RUN / name).symlink_to(mine)
+    before = mine.read_bytes()
+    assert main(train_arguments(files, RUN, 3)) == 1
+    assert f"contains '{name}', which is not a regular file" in one_line(capsys)
+    assert mine.read_bytes() == before
+
+
+@pytest.mark.parametrize("change", [{"step": 7}, {"facts": {"world": 0}}, {"facts": {"world": 10**15}}])
+def test_a_state_of_another_step_or_of_no_number_of_processes(change, files, capsys):
+    for path in list_checkpoints(files / RUN):
+        state = json.loads((path / "state.json").read_text())
+        (path / "state.json").write_text(json.dumps(state | change))
+        reseal(path)
+    assert main(train_arguments(files, RUN, 3)) == 1
+    assert "can't be resumed" in one_line(capsys)
+
+
 def test_a_random_state_that_is_none_is_refused(files, capsys):
     for path in list_checkpoints(files / RUN):
         save_file({"cpu": torch.zeros(3)}, path / "random-00000-of-00001.safetensors")
@@ -277,6 +326,8 @@ def test_a_number_that_is_not_finite_is_no_setting(files, setting, capsys):
 def test_what_can_not_be_written_is_refused():
     with pytest.raises(ConfigError, match="finite"):
         TrainConfig(clip=float("inf"))
+    with pytest.raises(ConfigError, match="zero byte"):
+        RunConfig.from_dict({"data": {"path": "a\0b"}})
     with pytest.raises(ConfigError, match="UTF-8"):
         RunConfig.from_dict({"data": {"path": "\udcff"}})
 
@@ -301,6 +352,28 @@ def test_the_configuration_of_another_program_is_kept(files, options, monkeypatc
         assert "is not a run folder" in one_line(capsys)
         assert Path("mine", name).read_text() == "[server]\nport = 80\n"
         Path("mine", name).unlink()
+
+
+@pytest.mark.parametrize("options", [["--init-from", "box"], ["--config", "box/config.toml"], ["--resume", "never"]])
+def test_a_packed_model_is_no_run_to_train_in(options, files, monkeypatch, capsys):
+    """Its config.toml is that of a run."""
+    monkeypatch.chdir(files)
+    before = {path: path.read_bytes() for path in Path("box").iterdir()}
+    arguments = ["train", "--data", "pieces", "--out", "box", "--steps", "1", *options]
+    arguments += ["--system", RUN, "--size", "micro"] if "never" in options else []
+    assert main(arguments) == 1
+    assert "--out 'box' contains 'README.md' and is not a run folder" in one_line(capsys)
+    assert {path: path.read_bytes() for path in Path("box").iterdir()} == before
+
+
+def test_a_copy_of_a_configuration_is_kept(files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    Path("mine").mkdir()
+    Path("mine/config.toml").write_text(Path(RUN, "config.toml").read_text().replace("seed = 0", "seed = 1"))
+    before = Path("mine/config.toml").read_bytes()
+    assert main(["train", "--config", "mine/config.toml", "--out", "mine", "--steps", "1"]) == 1
+    assert "is not a run folder" in one_line(capsys)
+    assert Path("mine/config.toml").read_bytes() == before
 
 
 def test_a_run_that_was_killed_before_it_had_a_configuration_can_start(files, capsys):
@@ -328,6 +401,7 @@ def test_a_damaged_line_of_metrics_costs_no_other(tmp_path):
 def test_a_pipe_is_no_manifest(files, capsys):
     for path, arguments in {
         files / "data" / "manifest.json": ["data", "info", str(files / "data")],
+        files / "pieces" / "tokenizer.model": ["data", "verify", str(files / "pieces")],
         list_checkpoints(files / SUBWORDS)[-1] / "manifest.json": [
             "score",
             str(files / SUBWORDS),
@@ -337,7 +411,7 @@ def test_a_pipe_is_no_manifest(files, capsys):
         path.unlink()
         os.mkfifo(path)
         assert main(arguments) in (1, 2)
-        assert "its manifest.json is not a regular file" in one_line(capsys)
+        assert "is not a regular file" in one_line(capsys)
 
 
 def test_a_model_that_no_machine_holds_leaves_nothing_behind(files, tmp_path, capsys):
@@ -411,6 +485,24 @@ def test_exported_files_can_be_read_by_all_and_have_a_card(files):
     card = (files / "hf" / "README.md").read_text()
     assert "library_name: transformers" in card
     assert RUN in card
+
+
+@pytest.mark.parametrize("poisoned", [True, False])
+def test_an_export_without_a_weight_or_with_one_that_is_not_finite_is_not_loaded(poisoned, files):
+    from block_recurrent.hub.manifest import NAME, write_export_manifest
+    from block_recurrent.hub.modeling import BlockRecurrentForCausalLM
+
+    path = files / "hf" / "model.safetensors"
+    weights = load_file(path)
+    name = "model.layers.0.mlp.hidden.weight"
+    weights[name] *= torch.nan
+    if not poisoned:
+        del weights[name]
+    save_file(weights, path, {"format": "pt"})
+    (files / "hf" / NAME).unlink()
+    write_export_manifest(files / "hf")
+    with pytest.raises(FileFormatError, match=f"'{name}' (has values that are not finite|is missing)"):
+        BlockRecurrentForCausalLM.from_pretrained(files / "hf")
 
 
 def test_a_changed_export_is_not_loaded(files):

@@ -86,10 +86,38 @@ def test_a_file_that_exists_is_not_replaced(arguments, files, monkeypatch, capsy
     assert Path(f"{RUN}.memory").read_bytes() == before
 
 
-def test_two_outputs_of_one_name(files, capsys):
-    out = str(files / "scores.html")
-    assert main(["eval", str(files / RUN), "--data", str(files / "data"), "--json", out, "--plot", out]) == 2
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["eval", RUN, "--data", "data", "--plot", "new.html"],
+        ["read", RUN, "text.txt", "--memory", "new"],
+        ["write", RUN, "--tokens", "3", "--save", "new"],
+        ["write", RUN, "--tokens", "3", "--log-probs", "new"],
+        ["export", RUN, "new"],
+        ["compare", RUN, "--clear-state", "--data", "data", "--out", "new"],
+        ["data", "prepare", "books", "--out", "new"],
+        ["models", "pack", RUN, "--name", "x", "--out", "new"],
+        ["recall", "--out", "new"],
+        ["tasks", "run", "copy-24", "--out", "new"],
+        ["reproduce", "table1", "--size", "micro", "--data", "data", "--out", "new"],
+        ["demo", "--out", "new"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]) + arguments[-2],
+)
+def test_two_outputs_of_one_name(arguments, files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    before = sorted(files.rglob("*"))
+    assert main([*arguments, "--json", f"../{files.name}/{arguments[-1]}"]) == 2
     assert "two outputs have the same name" in capsys.readouterr().err
+    assert sorted(files.rglob("*")) == before
+
+
+def test_json_does_not_replace_what_the_command_itself_wrote(files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    Path("new").mkdir()
+    assert main(["data", "prepare", "books", "--out", "new", "--json", "new/manifest.json"]) == 2
+    assert "'new/manifest.json' exists" in capsys.readouterr().err
+    assert main(["data", "verify", "new"]) == 0
 
 
 def test_results_of_another_program_and_of_an_earlier_call(tmp_path):
@@ -155,6 +183,8 @@ def test_the_root_is_no_output(files, capsys):
         [*train_arguments(Path(), RUN), "--out", "new", "--size", "tiny", "--set", "model.segment=0"],
         [*train_arguments(Path(), RUN), "--out", "new", "--set", "model.num_layers=1000000000000"],
         [*train_arguments(Path(), RUN), "--out", "new", "--set", f"train.seed={2**70}"],
+        [*train_arguments(Path(), RUN), "--out", "new", "--set", f"train.seed={'9' * 5000}"],
+        [*train_arguments(Path(), RUN), "--out", "new", "--set", f"train.seed={'[' * 5000}"],
         ["train", "--init-from", RUN, "--data", "data", "--out", "new", "--set", "train.steps=soon"],
         ["train", "--init-from", RUN, "--data", "data", "--out", "new", "--set", "train.tune=[1]"],
         ["train", "--init-from", RUN, "--data", "data", "--out", "new", "--set", "schedule.learning_rate=fast"],
@@ -162,6 +192,14 @@ def test_the_root_is_no_output(files, capsys):
         ["recall", "--out", "new", "--threads", "1000000"],
         ["tasks", "run", "copy-24", "--out", "new", "--threads", "1000000"],
         ["reproduce", "table1", "--size", "micro", "--data", "data", "--out", "new", "--set", "model.window=0"],
+        ["reproduce", "table1", "--size", "micro", "--data", "data", "--out", "new", "--budget", "1e300"],
+        ["tasks", "run", "copy-24", "--out", "new", "--budget", "1e300"],
+        ["recall", "--out", "new", "--steps", "1", "--lr", "1e300"],
+        [*train_arguments(Path(), RUN), "--out", "new", "--lr", "1e300"],
+        [*train_arguments(Path(), RUN), "--out", "new", "--set", "model.scale_init=1e39"],
+        ["write", RUN, "--tokens", "2", "--beams", "2", "--length-penalty", "1e300"],
+        ["score", RUN, "text.txt", "--device", "meta"],
+        ["score", RUN, "text.txt", "--device", "mps"],
     ],
 )
 def test_a_number_without_sense_is_one_line(arguments, files, monkeypatch, capsys):
@@ -244,6 +282,12 @@ def test_json_is_one_option_with_snake_case_keys(files, capsys):
         (["data", "prepare", "books", "--out", "new", "--tokenizer", "pipe"], "it is not a regular file"),
         (["serve", RUN, "--api-key-file", "pipe"], "it is not a regular file"),
         (["score", "hollow", "text.txt"], "'hollow' is not a run: its config.toml has no section 'model'"),
+        (["score", RUN, ""], "'' can't be read: No such file"),
+        (["read", RUN, "-", "--memory", "new"], "-: empty, there is nothing to read"),
+        (["write", RUN, "--prompt-file", "-", "--save", "new"], "'-' is empty: there is nothing to read"),
+        (["compare", RUN, "--clear-state", "--data", "data", "--out", "new", "--lanes", "0"], "--lanes is 0"),
+        ([*train_arguments(Path(), RUN), "--out", "new", "--resume", "nothing"], "'nothing' is not a checkpoint"),
+        ([*train_arguments(Path(), RUN), "--out", "new", "--resume", "data"], "is damaged: its manifest.json"),
         (["export", RUN, "books"], "'books' exists"),
         (["export", RUN, "new", "--out", "other"], "give one output"),
         (["demo", "--size", "tyni"], "did you mean 'tiny'?"),
@@ -256,6 +300,7 @@ def test_json_is_one_option_with_snake_case_keys(files, capsys):
 def test_wrong_input_is_found_before_the_work_and_leaves_nothing(arguments, why, files, monkeypatch, capsys):
     pytest.importorskip("uvicorn")
     monkeypatch.chdir(files)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     os.mkfifo("pipe")
     Path("empty").touch()
     Path("hollow").mkdir()

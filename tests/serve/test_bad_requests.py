@@ -13,6 +13,9 @@ from .conftest import Served
 COMPLETIONS: list[dict[str, Any]] = [
     {"model": "nano"},
     {"model": 3},
+    {"model": "\ud83d"},
+    {"\ud83d": 1},
+    {"temperature": 10**400},
     {"prompt": 3},
     {"prompt": {"a": 1}},
     {"prompt": [1.5]},

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from block_recurrent.cli.main import main
-from block_recurrent.errors import MissingExtraError
+from block_recurrent.errors import MissingExtraError, TrainingError
 from block_recurrent.run_config import RunConfig
 from block_recurrent.train.boards import WANDB_ID, named_numbers
 from block_recurrent.train.loop import train
@@ -107,3 +107,20 @@ def test_tensorboard_by_flag(corpus: Path, tmp_path: Path, capsys: pytest.Captur
 def test_numbers_are_named_by_their_split() -> None:
     record = {"split": "train", "step": 3, "bits_per_token": 2.5, "note": "text"}
     assert named_numbers(record) == {"train/bits_per_token": 2.5}
+
+
+def test_what_wandb_refuses_is_one_line(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class RefusedError(Exception):
+        pass
+
+    class Refusing(StandIn):
+        Error = RefusedError
+
+        def init(self, **given: Any) -> Any:
+            raise RefusedError("No API key configured.\nUse `wandb login` to log in.")
+
+    monkeypatch.setitem(sys.modules, "wandb", Refusing())
+    with pytest.raises(TrainingError, match=r"^--wandb books: No API key configured\.$"):
+        train(make_config(**{"train.steps": 1, "train.wandb": "books"}), tmp_path / "run")

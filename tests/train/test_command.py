@@ -31,7 +31,7 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
-        if len(lines) >= step:
+        if len(lines) >= step and any(run.glob("checkpoints/step-*")):  # it is written while training goes on
             return
         time.sleep(0.02)
     raise AssertionError(f"step {step} was not reached: {process.communicate()[1]}")

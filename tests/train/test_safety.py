@@ -85,7 +85,7 @@ class _Poison(torch.autograd.Function):
 def test_weights_that_are_not_finite_are_not_saved(make_config: MakeConfig, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises((TrainingError, CheckpointError), match=r"finite|is nan|is inf"):
-        train(make_config(**{"schedule.kind": "constant", "schedule.learning_rate": 1e30, "schedule.warmup": 0}), run)
+        train(make_config(**{"schedule.kind": "constant", "schedule.learning_rate": 1e19, "schedule.warmup": 0}), run)
     assert all(_all_finite(path) for path in list_checkpoints(run))
 
 
@@ -206,7 +206,7 @@ def test_ways_to_resume(make_config: MakeConfig, tmp_path: Path) -> None:
     assert train(config, run, resume="never") is True
     with pytest.raises(TrainingError, match="has checkpoints up to step 12, and --resume never"):
         train(config, run, resume="never")
-    with pytest.raises(CheckpointError, match="it must be auto, never, must, or a checkpoint folder"):
+    with pytest.raises(ConfigError, match="--resume must be auto, never, must, or a checkpoint folder"):
         train(config, run, resume=str(tmp_path / "nowhere"))
     expected = read_metrics(run)
     assert train(config, run, resume=str(run / "checkpoints" / "step-00000008")) is True

@@ -32,8 +32,6 @@ from block_recurrent.checkpoint.save import save_run
 from block_recurrent.checkpoint.sharded import SHARDED, WEIGHT_PREFIX, read_sharded
 from block_recurrent.checkpoint.state_file import INITIAL_STATE, load_state, save_state
 from block_recurrent.checkpoint.weights import (
-    CONFIG,
-    TOKENIZER,
     WEIGHTS,
     LoadedRun,
     check_fits,
@@ -44,3 +42,4 @@ from block_recurrent.checkpoint.weights import (
     read_weights,
     write_tensors,
 )
+from block_recurrent.models import CONFIG, TOKENIZER

@@ -21,7 +21,7 @@ FORMAT = "block-recurrent checkpoint"
 VERSION = 2
 _RULES: dict[str, door.Rule] = {
     "step": door.is_count,
-    "validation_bits": lambda bits: bits is None or (type(bits) in (int, float) and math.isfinite(bits)),
+    "validation_bits": lambda bits: bits is None or door.is_number(bits),
     "files": door.is_files,
 }
 _STEP_FOLDER = re.compile(r"step-(\d{8,})")

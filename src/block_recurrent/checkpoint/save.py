@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 from block_recurrent.checkpoint.folders import aside_of, finish, list_checkpoints, step_folder
-from block_recurrent.checkpoint.weights import CONFIG, TOKENIZER, WEIGHTS
+from block_recurrent.checkpoint.weights import WEIGHTS
 from block_recurrent.data import Tokenizer, load_tokenizer
 from block_recurrent.errors import CheckpointError, ConfigError
 from block_recurrent.io.atomic import remove_folder
 from block_recurrent.io.output import write_file
 from block_recurrent.io.tensors import write_tensors
 from block_recurrent.model.language_model import BlockRecurrentLM
+from block_recurrent.models import CONFIG, TOKENIZER
 from block_recurrent.run_config import RunConfig
 
 

@@ -15,14 +15,12 @@ from block_recurrent import models
 from block_recurrent.accounting import check_weights_fit
 from block_recurrent.checkpoint.folders import Checkpoint, find_checkpoint, verify
 from block_recurrent.checkpoint.sharded import read_sharded_weights
-from block_recurrent.data import load_tokenizer
-from block_recurrent.data.tokenizers.base import ByteTokenizer
+from block_recurrent.data.tokenizers.base import tokenizer_of_run
 from block_recurrent.errors import CheckpointError, FileFormatError, NotFoundError, did_you_mean
 from block_recurrent.io.atomic import atomic_file
-from block_recurrent.io.door import sha256_of
 from block_recurrent.io.tensors import check_finite, read_tensors, write_tensors
 from block_recurrent.model.language_model import BlockRecurrentLM
-from block_recurrent.models import CONFIG, TOKENIZER
+from block_recurrent.models import CONFIG
 from block_recurrent.run_config import RunConfig, read_toml
 
 if TYPE_CHECKING:
@@ -82,14 +80,7 @@ def read_config(run: Path) -> RunConfig:
 
 def read_tokenizer(run: Path, config: RunConfig) -> Tokenizer:
     """The tokenizer of a run, if it is the one that the configuration names."""
-    path = run / TOKENIZER
-    found = sha256_of(path) if path.is_file() else ByteTokenizer.sha256
-    if config.data.tokenizer not in ("", found):
-        raise CheckpointError(
-            f"the tokenizer of '{run}' is damaged: {TOKENIZER} has SHA-256 {found[:12]}, the run was trained with "
-            f"{config.data.tokenizer[:12]}; copy {TOKENIZER} again from the data it was trained on"
-        )
-    return load_tokenizer(path) if path.is_file() else ByteTokenizer()
+    return tokenizer_of_run(run, config.data.tokenizer)
 
 
 def export(run: str | Path, out: Path, checkpoint: str | Path = "last") -> LoadedRun:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.cli.eval import add_scoring_arguments, load
-from block_recurrent.cli.output import add_json, check_outputs, give_json, in_snake_case, text_of
+from block_recurrent.cli.output import add_json, check_outputs, check_range, give_json, in_snake_case, text_of
 from block_recurrent.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "give a second run B to compare A with, or one of --clear-state, --freeze-state, --swap-state, not both"
         )
-    if args.top < 1:
-        raise ConfigError(f"--top is {args.top}: it must be at least 1")
-    check_outputs(args, "json")
+    for name in ("top", "lanes", *(["chunk"] if args.chunk is not None else [])):
+        check_range(args, name, 1)
+    check_outputs(args, "json", beside=args.out)
     _check_folder(args.out, args.overwrite, not args.no_png)
     from block_recurrent.analysis.comparison import compare
     from block_recurrent.analysis.memory_report import inspection_numbers, inspection_page_data

@@ -98,7 +98,7 @@ def _prepare(args: argparse.Namespace) -> int:
     from block_recurrent.data.sources import total_size
     from block_recurrent.data.tokenizers.base import load_tokenizer
 
-    check_outputs(args, "json")
+    check_outputs(args, "json", beside=args.out)
     settings = PrepareSettings(
         tuple(args.sources), args.unit, args.validation, args.test, args.strict, args.overwrite, args.threads
     )

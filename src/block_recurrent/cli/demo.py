@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         args.steps or (QUICK_STEPS if args.quick else STEPS),
         args.quick,
     )
-    check_outputs(args, "json")
+    check_outputs(args, "json", beside=demo.out)
     _check(demo)
     _claim(demo)
     with text_of(args, is_progress=True):

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("give one output: a folder for Hugging Face, or --out FILE for the weights only")
     if args.folder and Path(args.folder).exists():
         raise ConfigError(f"'{args.folder}' exists: choose another folder, or remove it")
-    check_outputs(args, "out", "json")
+    check_outputs(args, "out", "json", beside=args.folder)
     try:
         loaded = _export(args)
     except OSError as error:

@@ -94,7 +94,7 @@ def _show(args: argparse.Namespace) -> int:
 def _pack(args: argparse.Namespace) -> int:
     if not args.name.replace("-", "").isalnum():
         raise ConfigError(f"--name is '{args.name}': letters, digits and dashes only, not a path")
-    check_outputs(args, "json")
+    check_outputs(args, "json", beside=args.out)
     if args.out.exists() and not args.overwrite:
         raise ConfigError(f"'{args.out}' exists: give --overwrite to replace it, or another --out")
     from block_recurrent.checkpoint import load_run

@@ -17,7 +17,7 @@ from block_recurrent.errors import ConfigError, DataError, printable
 from block_recurrent.io.door import read_bytes
 from block_recurrent.io.output import finite, write_file
 
-MOST_THREADS = 1024
+MOST_THREADS, MOST_MINUTES = 1024, 366 * 24 * 60
 
 
 def print_notes(notes: Iterable[str]) -> None:
@@ -64,6 +64,7 @@ def give_json(args: argparse.Namespace, value: Any) -> None:
     if args.json == "-":
         print(text)
     elif args.json:
+        _check_new(Path(args.json), args)  # again: the command itself may have written it, into a folder of results
         write_file(Path(args.json), text + "\n")
 
 
@@ -74,21 +75,29 @@ def in_snake_case(titles: Any) -> Any:
     return [in_snake_case(value) for value in titles] if isinstance(titles, (list, tuple)) else titles
 
 
-def check_outputs(args: argparse.Namespace, *names: str) -> None:
-    """Before the work begins: raise an error if an output file can't be written, or would replace another."""
+def check_outputs(args: argparse.Namespace, *names: str, beside: str | Path | None = None) -> None:
+    """Before the work begins: raise an error if an output file can't be written, or would replace another.
+
+    beside: a further output of the command, a memory or a folder, which is checked elsewhere.
+    """
     paths = [Path(value) for name in names if (value := getattr(args, name, None)) and value != "-"]
-    if len({os.path.realpath(path) for path in paths}) < len(paths):
-        raise ConfigError(f"two outputs have the same name: {', '.join(map(str, paths))}")
+    outputs = [*paths, Path(beside)] if beside else paths
+    if len({os.path.realpath(path) for path in outputs}) < len(outputs):
+        raise ConfigError(f"two outputs have the same name: {', '.join(map(str, outputs))}")
     for path in paths:
         parent = path.absolute().parent
         if path.is_dir():
             raise DataError(f"'{path}' can't be written: it is a directory")
-        if path.is_file() and not args.overwrite:
-            raise ConfigError(f"'{path}' exists: give --overwrite to replace it, or another name")
+        _check_new(path, args)
         if not parent.is_dir():
             raise DataError(f"'{path}' can't be written: there is no folder '{path.parent}'")
         if not os.access(parent, os.W_OK | os.X_OK):
             raise DataError(f"'{path}' can't be written: directory '{path.parent}' is not writable")
+
+
+def _check_new(path: Path, args: argparse.Namespace) -> None:
+    if path.is_file() and not args.overwrite:
+        raise ConfigError(f"'{path}' exists: give --overwrite to replace it, or another name")
 
 
 def check_range(args: argparse.Namespace, name: str, least: int, most: int | None = None) -> None:
@@ -97,6 +106,11 @@ def check_range(args: argparse.Namespace, name: str, least: int, most: int | Non
     if value < least or (most is not None and value > most):
         rule = f"at least {least}" if value < least else f"at most {most}"
         raise ConfigError(f"--{name.replace('_', '-')} is {value}: it must be {rule}")
+
+
+def check_budget(minutes: float) -> None:
+    if not 0 < minutes <= MOST_MINUTES:
+        raise ConfigError(f"--budget is {minutes}: it must be a number of minutes above 0, and at most {MOST_MINUTES}")
 
 
 def check_results(folder: Path, name: str, keys: set[str], overwrite: bool) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     if args.trail < 0 or args.trail_every < 1:
         raise ConfigError("--trail must be at least 0, and --trail-every at least 1")
     check_memory_target(args.memory, args.earlier, args.overwrite)
-    check_outputs(args, "json")
+    check_outputs(args, "json", beside=args.memory)
     check_texts(args.text)
     session = open_session(args, args.earlier)
     began, start = time.perf_counter(), session.position
@@ -138,6 +140,8 @@ def _read(session: Session, args: argparse.Namespace) -> tuple[Trail, int | None
                     last = session.position
     except KeyboardInterrupt:
         return trail, len(session.state.held) + session.state.text.length - before
+    if len(session.state.held) + session.state.text.length == before:  # standard input, which no check could open
+        raise DataError(f"{', '.join(args.text)}: empty, there is nothing to read")
     return trail, None
 
 
@@ -146,5 +150,12 @@ def check_texts(paths: list[str]) -> None:
     from block_recurrent.inference.text_input import read_text
 
     for path in (path for path in paths if path != "-"):
-        if next(read_text(path), None) is None:
-            raise DataError(f"'{path}' is empty: there is nothing to read")
+        next(not_empty(path, read_text(path)))
+
+
+def not_empty(path: str, pieces: Iterator[str]) -> Iterator[str]:
+    """The pieces of a text; none are an error."""
+    first = next(pieces, None)
+    if first is None:
+        raise DataError(f"'{path}' is empty: there is nothing to read")
+    return itertools.chain([first], pieces)

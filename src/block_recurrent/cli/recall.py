@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     for name, least in (("steps", 1), ("documents", 1), ("seed", 0)):
         check_range(args, name, least)
     check_range(args, "threads", 1, MOST_THREADS)
-    check_outputs(args, "json")
+    check_outputs(args, "json", beside=args.out)
     check_results(args.out, "recall", {"names", "systems", "training"}, args.overwrite)
     import torch
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
-from block_recurrent.cli.output import add_json, check_outputs, check_range, check_results, give_json, text_of
-from block_recurrent.errors import ConfigError
+from block_recurrent.cli.output import (
+    add_json,
+    check_budget,
+    check_outputs,
+    check_range,
+    check_results,
+    give_json,
+    text_of,
+)
 from block_recurrent.io.output import markdown, print_table, write_file, write_json
 from block_recurrent.presets import SIZES, preset
 from block_recurrent.run_config import check_keys, parse_settings
@@ -56,15 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     preset(COMPARED[0], args.size)  # raises an error if the size does not exist
-    if not 0 < args.budget < math.inf:
-        raise ConfigError(f"--budget is {args.budget}: it must be a number of minutes above 0")
+    check_budget(args.budget)
     check_range(args, "seeds", 1, MOST_SEEDS)
     settings = parse_settings(args.set)
     check_keys(settings)
     from block_recurrent.studies.reproduce import Study, reproduce, summary
 
     out = args.out or Path("runs") / f"{args.table}-{args.size}"
-    check_outputs(args, "json")
+    check_outputs(args, "json", beside=out)
     check_results(out, args.table, {"table", "runs"}, args.overwrite)
     seeds = tuple(range(args.seeds))
     systems = tuple(args.systems.split(",")) if args.systems else ()

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     if (args.text is None) == (args.text_option is None):
         raise ConfigError("give one text to score: brt score RUN TEXT")
     check_outputs(args, "json")
-    name = args.text or args.text_option
+    name = args.text_option if args.text is None else args.text
     text = "".join(read_text(name))
     if not text:
         raise DataError(f"'{name}' is empty: there is nothing to score")

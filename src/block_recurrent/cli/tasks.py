@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from block_recurrent.cli.output import (
     MOST_THREADS,
     add_json,
+    check_budget,
     check_outputs,
     check_range,
     check_results,
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    check_outputs(args, "json")
+    check_outputs(args, "json", beside=getattr(args, "out", None))
     return _list(args) if args.action == "list" else _run(args)
 
 
@@ -106,8 +106,8 @@ def _list(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     check_range(args, "seeds", 1)
     check_range(args, "threads", 1, MOST_THREADS)
-    if args.budget is not None and not 0 < args.budget < math.inf:
-        raise ConfigError(f"--budget is {args.budget}: it must be a number of minutes above 0")
+    if args.budget is not None:
+        check_budget(args.budget)
     for name in args.names:
         check_results(args.out, name, {"task"}, args.overwrite)
     systems = list(dict.fromkeys([args.system, *args.against]))

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from block_recurrent.cli.output import add_json, check_outputs, give_json, text_of
-from block_recurrent.cli.read import INTERRUPTED, add_run_arguments, check_memory_target, check_texts, open_session
+from block_recurrent.cli.read import (
+    INTERRUPTED,
+    add_run_arguments,
+    check_memory_target,
+    check_texts,
+    not_empty,
+    open_session,
+)
 from block_recurrent.errors import ConfigError, OutputError
 
 if TYPE_CHECKING:
@@ -117,7 +124,7 @@ def _check_paths(args: argparse.Namespace) -> None:
         raise ConfigError("--json can't be combined with --interactive: a conversation has no single result")
     if args.log_probs and (args.interactive or (args.beams or 1) > 1):
         raise ConfigError("--log-probs can't be combined with --interactive or --beams")
-    check_outputs(args, "log_probs", "json")
+    check_outputs(args, "log_probs", "json", beside=args.save)
     if args.save:
         check_memory_target(args.save, args.memory, args.overwrite)
 
@@ -128,7 +135,7 @@ def _read_prompt(session: Session, args: argparse.Namespace) -> None:
     elif args.prompt_file:
         from block_recurrent.inference.text_input import read_text
 
-        for piece in read_text(args.prompt_file):
+        for piece in not_empty(args.prompt_file, read_text(args.prompt_file)):
             session.read(piece)
 
 

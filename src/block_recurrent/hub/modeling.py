@@ -15,12 +15,13 @@ from torch.nn import functional as F
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from block_recurrent.errors import InputError
+from block_recurrent.errors import FileFormatError, InputError
 from block_recurrent.hub.cache import BlockRecurrentCache
 from block_recurrent.hub.configuration import BlockRecurrentConfig
 from block_recurrent.hub.manifest import check_export
 from block_recurrent.hub.padding import Rows
 from block_recurrent.inference.engine import Engine
+from block_recurrent.io.tensors import check_finite
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 
@@ -162,9 +163,19 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """As in transformers, after verifying the hashes of a folder made by `brt export`."""
+        """As in transformers, after verifying the hashes of a folder made by `brt export`; all weights must be there,
+        and finite: transformers would leave those that are missing as they happen to be in memory."""
         check_export(name)
-        return super().from_pretrained(name, *args, **kwargs)
+        with_info = kwargs.pop("output_loading_info", False)
+        loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+        model, info = loaded
+        if missing := sorted(info["missing_keys"]):
+            raise FileFormatError(f"the weights in '{name}' can't be used: '{missing[0]}' is missing")
+        try:
+            check_finite({key: p for key, p in model.named_parameters() if not p.is_meta})
+        except FileFormatError as error:
+            raise FileFormatError(f"the weights in '{name}' can't be used: {error}") from None
+        return (model, info) if with_info else model
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,8 @@ from torch.nn import functional as F
 
 from block_recurrent.errors import ConfigError, InputError, did_you_mean
 
-ABOVE_0, MOST_WHOLE = math.ulp(0.0), 2**63 - 1
+ABOVE_0, MOST_NUMBER, MOST_WHOLE = math.ulp(0.0), sys.float_info.max, 2**63 - 1
+MOST_POWER = 10  # of a length: a number, however long the text
 REMEMBERED_TOKENS = 512
 """Number of tokens that the repetition penalty considers; a session keeps this many of its last tokens."""
 
@@ -47,19 +49,18 @@ class Sampling:
         if not isinstance(stop, (list, tuple)) or not all(isinstance(text, str) and text for text in stop):
             raise ConfigError(f"stop is {self.stop!r}: it must be a non-empty string, or a list of such strings")
         object.__setattr__(self, "stop", tuple(stop))
-        infinity = math.inf
         for name, low, high, rule in (
-            ("temperature", 0, infinity, "a number of at least 0, where 0 is greedy"),
+            ("temperature", 0, MOST_NUMBER, "a number of at least 0, where 0 is greedy"),
             ("top_p", ABOVE_0, 1, "a number above 0 and up to 1"),
             ("min_p", 0, 1, "a number from 0 to 1"),
-            ("repetition_penalty", ABOVE_0, infinity, "a number above 0, where 1 is none"),
-            ("length_penalty", -infinity, infinity, "a number"),
+            ("repetition_penalty", ABOVE_0, MOST_NUMBER, "a number above 0, where 1 is none"),
+            ("length_penalty", -MOST_POWER, MOST_POWER, f"a number from -{MOST_POWER} to {MOST_POWER}"),
             ("top_k", 0, MOST_WHOLE, "a whole number of at least 0, where 0 is all tokens"),
             ("seed", 0, MOST_WHOLE, "a whole number of at least 0, below 2^63"),
             ("beams", 1, MOST_BEAMS, f"a whole number from 1 (no beam search) to {MOST_BEAMS}"),
         ):
             value, kinds = getattr(self, name), (int,) if high in (MOST_WHOLE, MOST_BEAMS) else (int, float)
-            is_number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+            is_number = isinstance(value, kinds) and not isinstance(value, bool)
             if not is_number or not low <= value <= high:
                 raise ConfigError(f"{name} is {value!r}: it must be {rule}")
         if not isinstance(self.end_at_mark, bool):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import math
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -106,8 +106,8 @@ def is_count(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """A finite number."""
-    return type(value) in (int, float) and abs(value) < math.inf
+    """A finite number, as a float has them too."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def is_text(value: Any) -> bool:

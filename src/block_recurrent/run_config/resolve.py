@@ -124,7 +124,7 @@ def _parse_setting(text: str) -> dict[str, Any]:
         raise ConfigError(f"--set {text}: it must be section.key=value, such as train.lanes=8")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not TOML, or more of it than is read
         parsed = value.strip()
     return {section: {key: parsed}}
 

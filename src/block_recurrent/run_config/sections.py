@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from block_recurrent.config import ModelConfig, check_size
+from block_recurrent.config import LARGEST, ModelConfig, check_size
 from block_recurrent.errors import ConfigError, did_you_mean
 from block_recurrent.io.door import COUNT_LIMIT, seal_toml
 
@@ -63,8 +63,12 @@ def _typed(section: type[Section], name: str, value: Any) -> Any:
         rule = f"it must be less than {COUNT_LIMIT}"
     elif isinstance(value, float) and not math.isfinite(value):
         rule = "it must be finite"
+    elif isinstance(value, float) and abs(value) > LARGEST:
+        rule = f"it must be at most {LARGEST:g}, without its sign"
     elif isinstance(value, str) and value.encode("utf-8", "replace").decode() != value:
         rule = "it must be UTF-8: rename the folder"
+    elif isinstance(value, str) and "\0" in value:
+        rule = "no name contains a zero byte"
     if rule:
         raise ConfigError(f"{section.section}.{name} is {value!r}: {rule}")
     return value

@@ -24,6 +24,7 @@ def error_body(status: int, message: str) -> dict[str, Any]:
     """An error in OpenAI's format."""
     kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+    message = message.encode(errors="backslashreplace").decode()  # a name may contain half a character, as JSON may
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from block_recurrent.errors import MissingExtraError
+from block_recurrent.errors import MissingExtraError, TrainingError
+from block_recurrent.io.door import first_line
 from block_recurrent.run_config import RunConfig
 
 WANDB_ID = "wandb-id.txt"
@@ -56,15 +57,18 @@ class WeightsAndBiases:
             import wandb
         except ImportError:
             raise MissingExtraError("--wandb", "wandb") from None
-        self._run = wandb.init(
-            project=config.train.wandb,
-            name=run.name,
-            dir=str(run),
-            id=_id_of(run),
-            resume="allow",
-            mode="offline" if config.train.wandb_offline else None,  # None: WANDB_MODE decides
-            config=config.to_dict(),
-        )
+        try:
+            self._run = wandb.init(
+                project=config.train.wandb,
+                name=run.name,
+                dir=str(run),
+                id=_id_of(run),
+                resume="allow",
+                mode="offline" if config.train.wandb_offline else None,  # None: WANDB_MODE decides
+                config=config.to_dict(),
+            )
+        except wandb.Error as error:  # such as a project name that it refuses, or no key
+            raise TrainingError(f"--wandb {config.train.wandb}: {first_line(error)}") from None
 
     def log(self, record: Mapping[str, Any]) -> None:
         self._run.log(named_numbers(record), step=record["step"])
@@ -83,4 +87,4 @@ def _id_of(run: Path) -> str:
     path = run / WANDB_ID
     if not path.is_file():
         path.write_text(uuid.uuid4().hex[:16] + "\n")
-    return path.read_text().strip()
+    return path.read_text(errors="replace").strip()

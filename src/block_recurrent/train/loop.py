@@ -31,7 +31,7 @@ from block_recurrent.train.loss import SegmentsLoss
 from block_recurrent.train.optimizer import make_optimizer
 from block_recurrent.train.parallel import distribute, prepare_layers
 from block_recurrent.train.report import METRICS, Reporter, cut_back
-from block_recurrent.train.run_folder import locked, open_run
+from block_recurrent.train.run_folder import check_resume, locked, open_run
 from block_recurrent.train.state import Counters, TrainingState
 from block_recurrent.train.step import Update, Updater
 from block_recurrent.train.validation import SPLIT, Validator
@@ -76,6 +76,7 @@ def _repeats(config: RunConfig) -> Repeats | None:
 
 def train(config: RunConfig, run: Path, resume: str = "auto", open_task: OpenTask = corpus_task) -> bool:
     """Train, or resume training, in the folder `run`. Returns whether the last step was reached."""
+    check_resume(resume)
     with rt.start(*config.train.place) as runtime, ExitStack() as stack:
         runtime.on_main(lambda: stack.enter_context(locked(run)) if runtime.is_main else None)
         with shown_status(f"opening '{run}'") if runtime.is_main else nullcontext():

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from block_recurrent.checkpoint import (
     CONFIG,
-    MANIFEST,
     TOKENIZER,
     Checkpoint,
     find_checkpoint,
     list_checkpoints,
     read_config,
+    read_manifest,
     set_aside,
     step_of,
     sweep,
@@ -28,6 +28,7 @@ from block_recurrent.run_config import RunConfig, differences
 from block_recurrent.train.state import check_resumable
 
 LOCK = ".lock"
+RESUME = ("auto", "never", "must")
 
 
 @contextmanager
@@ -61,7 +62,8 @@ def _refuse_other_folders(run: Path) -> None:
     if str(run) != str(run).encode(errors="replace").decode():
         raise TrainingError(f"--out '{run}' is not UTF-8: choose another name")
     for path in sorted(run.iterdir()) if run.is_dir() else ():
-        if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait
+        # Through a link another file would be written over, and opening a pipe would wait.
+        if not path.is_dir() and (path.is_symlink() or (path.exists() and not path.is_file())):
             raise TrainingError(f"--out '{run}' contains '{path.name}', which is not a regular file: remove it")
     # Only the lock and the temporary file of its configuration may be there without a configuration.
     names = {path.name for path in run.iterdir()} if run.is_dir() else set()
@@ -71,12 +73,24 @@ def _refuse_other_folders(run: Path) -> None:
 
 
 def _is_run(run: Path) -> bool:
-    """Whether its config.toml, damaged or not, is the configuration of a run rather than of another program."""
+    """Whether its config.toml, damaged or not, is the configuration of a run: not of another program, not that of a
+    packed model, and not a copy to edit, none of which have a lock or checkpoints."""
+    if not ((run / LOCK).exists() or list_checkpoints(run)):
+        return False
     try:
         text = read_bytes(run / CONFIG).decode(errors="replace")
     except OSError:
         return False
     return all(f"[{section}]" in text for section in ("model", "train", "schedule"))
+
+
+def check_resume(resume: str) -> None:
+    """Raise an error, before the folder of the run is made, if it can't be a way to resume."""
+    try:
+        if resume not in RESUME:
+            read_manifest(Path(resume))
+    except CheckpointError as error:
+        raise ConfigError(f"--resume must be {', '.join(RESUME)}, or a checkpoint folder: {error}") from None
 
 
 def open_run(run: Path, config: RunConfig, tokenizer: Tokenizer, resume: str) -> tuple[Checkpoint | None, list[str]]:
@@ -104,11 +118,9 @@ def _starting_point(run: Path, config: RunConfig, resume: str) -> tuple[Checkpoi
             )
         return None, []
     if resume not in ("auto", "must"):
-        path = Path(resume)
-        if not (path / MANIFEST).is_file():
-            raise CheckpointError(f"--resume {resume}: it must be auto, never, must, or a checkpoint folder")
-        _refuse_differences(path.parent.parent, config)
-        return check_resumable(path), []
+        found = check_resumable(Path(resume))
+        _refuse_differences(found.path.parent.parent, config)
+        return found, []
     if steps:
         _refuse_differences(run, config)
         return find_checkpoint(run, check=check_resumable)

@@ -12,7 +12,6 @@ A thread writes and hashes it from copies on the CPU while training continues.
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -236,6 +235,8 @@ class TrainingState:
         """The lanes of this process, from the files that contain them."""
         groups, size = len(self.memories), self.memories[0].lanes
         first = self.runtime.rank * groups * size
+        if (groups * size * self.runtime.world) % world:
+            raise CheckpointError(f"checkpoint '{path}' can't be resumed: its lanes can't be of {world} processes")
         in_file = groups * size * self.runtime.world // world
         files = range(first // in_file, -(-(first + groups * size) // in_file))
         loaded = [DocumentMemory.load(path / f"memory-{_suffix(rank, world)}") for rank in files]
@@ -253,7 +254,9 @@ def check_resumable(path: Path) -> Checkpoint:
     """The checkpoint, if training can resume from it: complete, intact and finite."""
     found = verify(path)
     try:
-        read_state(path)
+        state = read_state(path)
+        if state["step"] != found.step:
+            raise FileFormatError(f"its {STATE} belongs to step {state['step']}")
         for file in sorted(path.glob("*.safetensors")):
             check_finite(read_tensors(file)[0])
     except FileFormatError as error:
@@ -270,9 +273,9 @@ def read_state(path: Path) -> dict[str, Any]:
     rules: dict[str, door.Rule] = {
         "step": door.is_count,
         "tokens_seen": door.is_count,
-        "best_bits": lambda bits: bits is None or (type(bits) in (int, float) and math.isfinite(bits)),
+        "best_bits": lambda bits: bits is None or door.is_number(bits),
         "cursor": lambda cursor: isinstance(cursor, dict),
-        "facts": lambda facts: isinstance(facts, dict) and door.is_count(facts.get("world")),
+        "facts": lambda facts: isinstance(facts, dict) and door.is_count(facts.get("world")) and facts["world"] > 0,
     }
     door.check_schema(state, rules, STATE)
     return state

@@ -138,7 +138,7 @@ class Corpus:
             return ByteTokenizer()
         path = self.folder / TOKENIZER_FILE
         try:
-            model = path.read_bytes()
+            model = door.read_bytes(path)
         except OSError as error:
             raise FileFormatError(f"can't read '{path}': {error.strerror}; prepare the folder again") from None
         if hashlib.sha256(model).hexdigest() != self.manifest["tokenizer"]["sha256"]:

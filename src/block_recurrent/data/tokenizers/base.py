@@ -19,8 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from block_recurrent import models
 from block_recurrent.data.utf8 import last_character_end, to_utf8
-from block_recurrent.errors import DataError
-from block_recurrent.io.door import read_bytes
+from block_recurrent.errors import CheckpointError, DataError
+from block_recurrent.io.door import read_bytes, sha256_of
+from block_recurrent.run_config import RunConfig, read_toml
 
 BYTES = "bytes"
 
@@ -152,10 +153,25 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     if str(name) == BYTES:
         return ByteTokenizer()
     path, folder = Path(name), models.locate(name)[0]
-    if (folder / models.CONFIG).is_file():
-        path = folder / models.TOKENIZER
-        if not path.is_file():  # a run with the tokenizer bytes
-            return ByteTokenizer()
+    if (config := folder / models.CONFIG).is_file():
+        return tokenizer_of_run(folder, RunConfig.from_dict(read_toml(config, sealed=True)).data.tokenizer)
+    return tokenizer_of_file(path)
+
+
+def tokenizer_of_run(run: Path, sha256: str) -> Tokenizer:
+    """The tokenizer of a run, if it has the hash that the configuration says; runs of 0.1.0 say none."""
+    path = run / models.TOKENIZER
+    found = sha256_of(path) if path.is_file() else ByteTokenizer.sha256
+    if sha256 not in ("", found):
+        raise CheckpointError(
+            f"the tokenizer of '{run}' is damaged: {path.name} has SHA-256 {found[:12]}, the run was trained with "
+            f"{sha256[:12]}; copy {path.name} again from the data it was trained on"
+        )
+    return tokenizer_of_file(path) if path.is_file() else ByteTokenizer()
+
+
+def tokenizer_of_file(path: Path) -> Tokenizer:
+    """The tokenizer of a SentencePiece file."""
     try:
         model = read_bytes(path)
     except FileNotFoundError:
