@@ -67,6 +67,7 @@ SHAPES = [
     (1, 1, 1, 1, 1),
     (2, 3, 5, 7, 4),
     (2, 1, 64, 1, 32),
+    (2, 3, 100, 1, 128),
     (1, 2, 64, 64, 64),
     (1, 2, 49, 100, 32),
     (2, 2, 133, 63, 16),
@@ -316,18 +317,42 @@ def test_unit_heads(groups, lanes):
     same_as_the_reference(joined, [projected, scales])
 
 
-def same_as_the_reference(function, given):
+def test_heads_of_half_precision():
+    """Gradients are computed from rounded results."""
+    torch.manual_seed(0)
+    projected, scales = torch.randn(2, 21, 4 * 2 * 32), torch.rand(6, 1, 1) + 0.5
+
+    def joined(projected, scales):
+        return torch.cat(unit_heads(split_heads(projected, 8), scales), dim=1)
+
+    same_as_the_reference(joined, [projected.bfloat16().requires_grad_(), scales.requires_grad_()], tolerance=1e-2)
+
+
+def test_a_scale_of_zero():
+    """Of a head that is switched off: no gradient, and others have theirs."""
+    projected, scales = torch.randn(1, 5, 3 * 16).requires_grad_(), torch.tensor([0.0, 2.0]).view(2, 1, 1)
+    weights = torch.randn(1, 3, 5, 16)
+    found = []
+    for name in ("triton", "reference"):
+        with backend(name):
+            out = torch.cat(unit_heads(split_heads(projected, 3), scales), dim=1)
+        found.append(torch.autograd.grad((out * weights).sum(), projected)[0])
+    torch.testing.assert_close(*found)
+    assert not found[0][:, :, 16:32].any()
+
+
+def same_as_the_reference(function, given, tolerance=1e-5):
     with backend("triton"):
         found = function(*given)
     precise = [x.detach().double().requires_grad_() for x in given]
     with backend("reference"):
         expected = function(*precise)
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
     weights = torch.randn_like(found)
     both = zip(gradients(found, given, weights), gradients(expected, precise, weights), strict=True)
     for one, other in both:
         scale = max(1.0, other.abs().max().item())
-        torch.testing.assert_close(one.double() / scale, other / scale, atol=1e-5, rtol=0)
+        torch.testing.assert_close(one.double() / scale, other / scale, atol=tolerance, rtol=0)
 
 
 def test_norms_are_registered_as_torch_wants_them():

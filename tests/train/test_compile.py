@@ -54,10 +54,11 @@ def whole_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("whole_graphs")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("system", COMPILED)
-def test_layers_compile_whole_and_once(make_config: Callable[..., RunConfig], system: str) -> None:
+def test_layers_compile_whole_and_once(make_config: Callable[..., RunConfig], system: str, dtype: torch.dtype) -> None:
     """Five updates on a CPU: after the first, nothing is compiled again."""
-    trainer = Trainer(make_config(system, **{"train.compile": True}), Runtime(torch.device("cpu"), torch.float32))
+    trainer = Trainer(make_config(system, **{"train.compile": True}), Runtime(torch.device("cpu"), dtype))
     graphs = []
     with trainer.stream, backend("reference"):  # the same operations on every machine
         for step in range(1, 6):
@@ -66,6 +67,20 @@ def test_layers_compile_whole_and_once(make_config: Callable[..., RunConfig], sy
     assert not counters["graph_break"]
     assert graphs[0] > 0
     assert graphs == graphs[:1] * 5
+
+
+@pytest.mark.usefixtures("whole_graphs")
+def test_a_first_call_without_a_memory_compiles_what_later_ones_run() -> None:
+    """In bfloat16, the empty caches have the dtype of all others."""
+    config = preset("slide", "micro", vocab_size=50)
+    model, tokens = BlockRecurrentLM(config), torch.zeros(2, config.segment, dtype=torch.int64)
+    prepare_layers(model, TrainConfig(compile=True))
+    graphs, memory = [], None
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16), backend("reference"):
+            memory = model.loss(tokens, tokens, memory).memory.detach()
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs == [1, 1, 1]
 
 
 @pytest.mark.usefixtures("whole_graphs")

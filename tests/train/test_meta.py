@@ -33,8 +33,7 @@ MOST_KERNELS = {
     "feedback-fixed-skip": 4471,
     "memorizing": 859,
 }
-MOST_SAVED = {"slide-plus": 2.6, "rec-fixed-skip": 2.6, "rec-lstm-dual": 2.6, "feedback-fixed-skip": 3.0}
-"""GiB."""
+MOST_SAVED = 2.6 * 2**30
 TRAINING = Path(__file__).parents[2] / "docs" / "training.md"
 
 
@@ -47,15 +46,15 @@ def test_every_system_trains_without_waiting(system):
 
 
 @pytest.mark.skipif(not triton.INSTALLED, reason="triton is not installed (Linux only)")
-@pytest.mark.parametrize("name", MOST_KERNELS)
-def test_the_budget_at_160m(name):
-    trace = trace_step(preset(name, "160m", vocab_size=32000))
+def test_the_budget_at_160m(system):
+    trace = trace_step(preset(system, "160m", vocab_size=32000))
     assert trace.forward.waits == trace.backward.waits == []
     products = trace.forward.products + trace.backward.products
     assert max((flops for dtype, flops in products if dtype == torch.float32), default=0) <= 1e9
-    assert sum((trace.forward.kernels + trace.backward.kernels).values()) <= MOST_KERNELS[name]
-    assert trace.saved_bytes <= MOST_SAVED.get(name, 1.0) * 2**30
-    config = RunConfig(system=name, size="160m", model=preset(name, "160m", vocab_size=32000))
+    if system in MOST_KERNELS:
+        assert sum((trace.forward.kernels + trace.backward.kernels).values()) <= MOST_KERNELS[system]
+    assert trace.saved_bytes <= MOST_SAVED
+    config = RunConfig(system=system, size="160m", model=preset(system, "160m", vocab_size=32000))
     estimate = activation_bytes(config, Runtime(torch.device("meta"), torch.bfloat16), lanes=1)
     assert estimate == pytest.approx(trace.saved_bytes, rel=0.1)
 

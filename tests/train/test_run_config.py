@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from block_recurrent.cli.main import main
 from block_recurrent.errors import ConfigError
@@ -22,6 +23,7 @@ from block_recurrent.run_config import (
     parse_settings,
     resolve,
 )
+from block_recurrent.runtime import start
 
 from .conftest import read_metrics
 
@@ -189,3 +191,24 @@ def test_tiny_and_small_have_a_recipe_of_their_own_and_the_papers_sizes_the_pape
     assert (paper.optimizer.name, paper.model.scale_init, paper.data.excerpt) == ("adafactor", 1.0, 0)
     assert (paper.model.copy_init, paper.data.repeats) == (False, 0.0)
     assert (paper.schedule.kind, paper.schedule.learning_rate, paper.model.dropout) == ("inverse-sqrt", 1.0, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (TrainConfig(), ["deterministic", "highest"]),
+        (TrainConfig(deterministic=False, tf32=True), ["high"]),
+    ],
+    ids=str,
+)
+def test_what_torch_is_told_on_a_gpu(config: TrainConfig, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    for name in ("is_available", "is_bf16_supported"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: told.append("deterministic"))
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", told.append)
+    with start(*config.place) as runtime:
+        assert (runtime.device.type, runtime.dtype) == ("cuda", torch.bfloat16)
+    assert told == expected

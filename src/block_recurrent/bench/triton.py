@@ -30,7 +30,7 @@ NORMS = {
 """Kernels of normalization, and the flags that include all of their code."""
 FLOAT32 = {
     *("bias", "log_sums", "deltas", "d_bias"),
-    *("weight", "d_weight", "scales", "d_scales", "sum", "d_sum"),
+    *("weight", "d_weight", "scales", "d_scales", "inverses", "sum", "d_sum"),
 }
 """Pointers to float32 with every dtype."""
 

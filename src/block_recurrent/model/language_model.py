@@ -165,7 +165,7 @@ class BlockRecurrentLM(nn.Module):
         lanes, num_tokens = tokens.shape
         starting = checks.starts_of(starts, lanes)
         if memory is None:
-            memory = DocumentMemory.empty(self.config, lanes, weight.device, weight.dtype)
+            memory = DocumentMemory.empty(self.config, lanes, weight.device, weight.dtype, product_dtype(weight))
         memory = self.ready(memory, lanes, starting)
         offsets = tuple((memory.tokens_read % self.config.window).tolist())
         grid = BlockGrid(self.config.window, offsets, checks.lengths_of(lengths, lanes, num_tokens), num_tokens)

@@ -152,7 +152,8 @@ def state_step(
         return StateView(*parts), attention
     view = view or state_view(state, weights)
     by_self = attend(view.self_queries, view.keys, view.values)
-    by_tokens = attend(view.token_queries, torch.cat(list(keys), dim=2), torch.cat(list(values), dim=2))
+    all_keys, all_values = (x[0] if len(x) == 1 else torch.cat(list(x), dim=2) for x in (keys, values))
+    by_tokens = attend(view.token_queries, all_keys, all_values)
     return view, torch.cat([merge_heads(by_self), merge_heads(by_tokens)], dim=2)
 
 

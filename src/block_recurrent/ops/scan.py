@@ -50,7 +50,9 @@ def state_scan(
         pairs = zip(*(x.unbind(0) for x in rows), strict=True)
         return list(pairs), [state, *after.unbind(0)]
     # A single unbind: with a slice per block, the backward pass would fill and add the whole buffer for each block.
-    key_blocks, value_blocks = (x.unflatten(2, (1 + blocks, -1)).unbind(2) for x in (keys, values))
+    # The two blocks of block feedback stay together.
+    parts = 1 + blocks if blocks > 1 else 1
+    key_blocks, value_blocks = (x.unflatten(2, (parts, -1)).unbind(2) for x in (keys, values))
     states, read = [state], []
     for block in range(blocks):
         pair = slice(block, block + 2)  # a block is read with the one before it

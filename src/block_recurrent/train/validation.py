@@ -77,7 +77,7 @@ class TrainingScorer:
         self, rows: Sequence[NDArray[np.int64]], targets: Sequence[NDArray[np.int64]], memory: DocumentMemory | None
     ) -> Scored:
         self.runtime.sums(1)  # one more call, for waiting processes
-        memory = memory or DocumentMemory.empty(self.config, len(rows), self.runtime.device)
+        memory = memory or self._empty(len(rows))
         lengths = torch.tensor(list(map(len, rows)))
         call = [pad_sequence([torch.from_numpy(row) for row in x], batch_first=True) for x in (rows, targets)]
         call = [*(x.to(self.runtime.device) for x in call), lengths]
@@ -120,7 +120,10 @@ class TrainingScorer:
 
     def _idle(self) -> None:
         token = torch.zeros(1, 1, dtype=torch.int64, device=self.runtime.device)
-        self._loss([token, token, torch.ones(1, dtype=torch.int64)], DocumentMemory.empty(self.config, 1, token.device))
+        self._loss([token, token, torch.ones(1, dtype=torch.int64)], self._empty(1))
+
+    def _empty(self, lanes: int) -> DocumentMemory:
+        return DocumentMemory.empty(self.config, lanes, self.runtime.device, cache_dtype=self.runtime.dtype)
 
 
 @contextmanager

@@ -55,6 +55,14 @@ def _logits(products, bias_pointer, head, distances, W: tl.constexpr):
     return tl.where(seen, (products + bias) * LOG2_E, MINUS_INFINITY)
 
 
+@triton.jit
+def _logit_gradients(weights, d_weights, deltas, W: tl.constexpr):
+    """Nothing where a query sees one key: its weight is 1 whatever the logit, and the difference is rounding."""
+    if W == 1:
+        return tl.zeros_like(weights)
+    return weights * (d_weights - deltas)
+
+
 @triton.jit(do_not_specialize=["seed"])
 def forward(
     q_pointer, k_pointer, v_pointer, bias_pointer, seed, out_pointer, log_sums_pointer,
@@ -137,7 +145,7 @@ def queries_backward(
         if DROPOUT:
             stay = kept(first[:, None], second[:, None], distances, dropped)
             d_weights = tl.where(stay, d_weights * keep_scale, 0.0)
-        d_logits = tl.where((rows < N)[:, None], weights * (d_weights - deltas[:, None]), 0.0)
+        d_logits = tl.where((rows < N)[:, None], _logit_gradients(weights, d_weights, deltas[:, None], W), 0.0)
         dq = _dot(d_logits.to(k.dtype), k, dq, PRECISION)
         sheared = tl.gather(d_logits, sheared_columns, 1)
         own = tl.sum(tl.where(is_own, sheared, 0.0), 0)
@@ -186,7 +194,7 @@ def keys_backward(
             dropped_weights = tl.where(stay, weights * keep_scale, 0.0)
             d_weights = tl.where(stay, d_weights * keep_scale, 0.0)
         dv = _dot(dropped_weights.to(d_out.dtype), d_out, dv, PRECISION)
-        d_logits = weights * (d_weights - deltas[None, :])
+        d_logits = _logit_gradients(weights, d_weights, deltas[None, :], W)
         dk = _dot(d_logits.to(q.dtype), q, dk, PRECISION)
     moves = (columns >= fixed_keys)[:, None]
     _store(dk_pointer, dk_strides, lane, head, start, N + W, tl.where(moves, dk, 0.0), KEYS, K, BLOCK_K)

@@ -35,7 +35,7 @@ def triton_heads(
     """Values, keys, queries and other queries, as `norm.unit_heads`; the first two after cached ones, if there are
     any: then also the next caches, of values and of keys."""
     cached = (None if x is None else with_rows(x) for x in (values, keys))
-    return torch.ops.brt.triton_heads(with_rows(heads), scales.flatten(), *cached, epsilon)
+    return torch.ops.brt.triton_heads(with_rows(heads), scales.flatten(), *cached, epsilon)[:6]
 
 
 def _block(width: int) -> int:
@@ -180,11 +180,11 @@ torch.library.register_autograd("brt::triton_add_dropout", _dropout_gradients, s
 torch.library.define(
     "brt::triton_heads",
     "(Tensor heads, Tensor scales, Tensor? old_values, Tensor? old_keys, float epsilon)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 torch.library.define(
     "brt::triton_heads_backward",
-    "(Tensor heads, Tensor scales, float epsilon, int cached, ScalarType? old,"
+    "(Tensor keys, Tensor queries, Tensor others, Tensor scales, Tensor inverses, int cached, ScalarType? old,"
     " Tensor d_values, Tensor d_keys, Tensor d_queries, Tensor? d_others, Tensor? d_next_values, Tensor? d_next_keys)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
 )
@@ -199,7 +199,8 @@ def _heads_room(
     values, keys = (heads.new_empty(B, H, C + N, K) if C else tokens_first(heads[:, :H]) for _ in range(2))
     others = heads.new_empty(0) if heads.shape[1] == 3 * H else tokens_first(heads[:, :H])
     next_values, next_keys = (heads.new_empty(B, H, C, K) for _ in range(2))
-    return values, keys, tokens_first(heads[:, :H]), others, next_values, next_keys
+    inverses = heads.new_empty(B, len(scales), N, dtype=torch.float32)
+    return values, keys, tokens_first(heads[:, :H]), others, next_values, next_keys, inverses
 
 
 def _cached(old: Tensor | None) -> int:
@@ -210,74 +211,91 @@ def _strided(*tensors: Tensor) -> tuple[tuple[int, ...], ...]:
     return tuple(x.stride()[:3] if x.ndim == 4 else (0, 0, 0) for x in tensors)
 
 
-def _launch_heads(
-    kernel: str, pointers: tuple[Tensor, ...], strided: tuple[Tensor, ...], epsilon: float, C: int, **flags: bool
-) -> None:
-    heads, scales = pointers[:2]
+def _launch_heads(kernel: str, arguments: tuple[Any, ...], heads: Tensor, C: int, H: int, **flags: bool) -> None:
+    """heads (B, heads, N, K): with a program for each head and some rows, the C cached ones included."""
     B, count, N, K = heads.shape
     grid = (-(-B * (C + N) // ROWS), count)
-    numbers = (epsilon, B * (C + N), C, N, count - len(scales))
     with launching(heads):
         from block_recurrent.ops.triton import norm_kernels
 
-        getattr(norm_kernels, kernel)[grid](*pointers, *_strided(*strided), *numbers, **constants_of_heads(K), **flags)
+        getattr(norm_kernels, kernel)[grid](*arguments, B * (C + N), C, N, H, **constants_of_heads(K), **flags)
 
 
 @torch.library.impl("brt::triton_heads", ("CUDA", "CPU"))
 def _heads(
     heads: Tensor, scales: Tensor, old_values: Tensor | None, old_keys: Tensor | None, epsilon: float
 ) -> tuple[Tensor, ...]:
-    made = _heads_room(heads, scales, old_values, old_keys, epsilon)
+    *made, inverses = _heads_room(heads, scales, old_values, old_keys, epsilon)
     cached = (heads if old_values is None else old_values, heads if old_keys is None else old_keys)
-    _launch_heads("heads", (heads, scales, *cached, *made), (heads, *cached, *made), epsilon, _cached(old_values))
-    return made
+    strides = _strided(heads, *cached, *made)
+    arguments = (heads, scales, *cached, *made, inverses, *strides, epsilon)
+    _launch_heads("heads", arguments, heads, _cached(old_values), heads.shape[1] - len(scales))
+    return *made, inverses
 
 
 @torch.library.register_fake("brt::triton_heads_backward")
 def _heads_backward_room(
-    heads: Tensor, scales: Tensor, epsilon: float, cached: int, old: torch.dtype | None, *rest: Any
+    keys: Tensor,
+    queries: Tensor,
+    others: Tensor,
+    scales: Tensor,
+    inverses: Tensor,
+    cached: int,
+    old: torch.dtype | None,
+    *rest: Any,
 ) -> tuple[Tensor, ...]:
-    shape = (heads.shape[0], heads.shape[1] - len(scales), cached if old else 0, heads.shape[3])
-    d_old = (heads.new_empty(shape, dtype=old) for _ in range(2))
-    return tokens_first(heads), torch.empty_like(scales), *d_old
+    B, H, _, K = queries.shape
+    d_old = (keys.new_empty(B, H, cached if old else 0, K, dtype=old) for _ in range(2))
+    dx = tokens_first(queries[:, :1].expand(-1, H + len(scales), -1, -1))
+    return dx, torch.empty_like(scales), *d_old
 
 
 @torch.library.impl("brt::triton_heads_backward", ("CUDA", "CPU"))
 def _heads_backward(
-    heads: Tensor, scales: Tensor, epsilon: float, cached: int, old: torch.dtype | None, *gradients: Tensor | None
+    keys: Tensor,
+    queries: Tensor,
+    others: Tensor,
+    scales: Tensor,
+    inverses: Tensor,
+    cached: int,
+    old: torch.dtype | None,
+    *gradients: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    dx, _, *d_old = _heads_backward_room(heads, scales, epsilon, cached, old)
-    programs = -(-heads.shape[0] * (cached + heads.shape[2]) // ROWS)
-    d_scales = scales.new_empty(programs, len(scales), dtype=torch.float32)
-    given = tuple(heads if x is None else x for x in gradients)
-    pointers = (heads, scales, *given, dx, d_scales, *d_old)
+    results = keys, queries, others
+    dx, _, *d_old = _heads_backward_room(*results, scales, inverses, cached, old)
+    B, H, N, _ = queries.shape
+    d_scales = scales.new_empty(-(-B * (cached + N) // ROWS), len(scales), dtype=torch.float32)
+    given = tuple(queries if x is None else x for x in gradients)
+    strides = _strided(*results, *given, dx, *d_old)
+    arguments = (*results, scales, inverses, *given, dx, d_scales, *d_old, *strides)
     flags = {"NEXT": gradients[-1] is not None, "OLD": old is not None}
-    _launch_heads("heads_backward", pointers, (heads, *given, dx, *d_old), epsilon, cached, **flags)
+    _launch_heads("heads_backward", arguments, dx, cached, H, **flags)
     return dx, d_scales.sum(0).to(scales.dtype), *d_old
 
 
 def _save_heads(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    heads, scales, old_values, _, ctx.epsilon = inputs
-    ctx.save_for_backward(heads, scales)
+    _, scales, old_values, *_ = inputs
+    _, keys, queries, others, *_, inverses = output
+    # Not the heads: the results are kept for attention anyway.
+    ctx.save_for_backward(keys, queries, others, scales, inverses)
+    ctx.mark_non_differentiable(inverses)
     ctx.cached, ctx.old = _cached(old_values), None if old_values is None else old_values.dtype
-    ctx.shapes = [x.shape for x in output]
+    ctx.shapes = [x.shape for x in output[:-1]]
     ctx.set_materialize_grads(False)
 
 
 def _heads_gradients(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-    heads, scales = ctx.saved_tensors
-    given = [None if x is None else with_rows(x) for x in gradients]
+    keys, *saved = ctx.saved_tensors
+    given = [None if x is None else with_rows(x) for x in gradients[:-1]]
     # Missing gradients become zeros, except those of the next caches, which most training steps don't have.
     unused = {3} if given[3] is None and not ctx.shapes[3].numel() else set()
     unused |= {4, 5} if given[4] is given[5] is None else set()
     given = [
-        heads.new_zeros(shape) if x is None and place not in unused else x
+        keys.new_zeros(shape) if x is None and place not in unused else x
         for place, (x, shape) in enumerate(zip(given, ctx.shapes, strict=True))
     ]
     old = ctx.old if ctx.needs_input_grad[2] or ctx.needs_input_grad[3] else None
-    dx, d_scales, d_values, d_keys = torch.ops.brt.triton_heads_backward(
-        heads, scales, ctx.epsilon, ctx.cached, old, *given
-    )
+    dx, d_scales, d_values, d_keys = torch.ops.brt.triton_heads_backward(keys, *saved, ctx.cached, old, *given)
     return dx, d_scales, d_values if old else None, d_keys if old else None, None
 
 

@@ -108,11 +108,14 @@ def _move(
 def heads(
     x_pointer, scales_pointer, old_values_pointer, old_keys_pointer,
     values_pointer, keys_pointer, queries_pointer, others_pointer, next_values_pointer, next_keys_pointer,
-    x_strides, old_values_strides, old_keys_strides, values_strides, keys_strides, queries_strides, others_strides,
-    next_values_strides, next_keys_strides, epsilon, rows, C, N, H,
+    inverses_pointer, x_strides, old_values_strides, old_keys_strides, values_strides, keys_strides, queries_strides,
+    others_strides, next_values_strides, next_keys_strides, epsilon, rows, C, N, H,
     ROWS: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One head of some rows for each program, of the C cached ones and the N of x; `rows`: of all lanes together."""
+    """One head of some rows for each program, of the C cached ones and the N of x; `rows`: of all lanes together.
+
+    inverses (B, scaled heads, N): one over the lengths.
+    """
     at, number = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     lane, row = (at // (C + N)).to(tl.int64), (at % (C + N)).to(tl.int64)
     group, head = number // H, number % H
@@ -121,7 +124,10 @@ def heads(
     x = tl.load(x_pointer + _head(x_strides, lane, number, row - C, K, BLOCK_K), mask=new, other=0.0).to(tl.float32)
     if group > 0:
         scale = tl.load(scales_pointer + number - H).to(tl.float32)
-        x = x * (tl.rsqrt(tl.sum(x * x, 1) + epsilon) * scale)[:, None]
+        inverse = tl.rsqrt(tl.sum(x * x, 1) + epsilon)
+        place = inverses_pointer + (lane * (tl.num_programs(1) - H) + number - H) * N + row - C
+        tl.store(place, inverse, mask=(at < rows) & (row >= C))
+        x = x * (inverse * scale)[:, None]
     if group == 0:
         _move(
             values_pointer, values_strides, old_values_pointer, old_values_strides, next_values_pointer,
@@ -159,19 +165,24 @@ def _gradient(
 
 @triton.jit
 def heads_backward(
-    x_pointer, scales_pointer, d_values_pointer, d_keys_pointer, d_queries_pointer, d_others_pointer,
+    keys_pointer, queries_pointer, others_pointer, scales_pointer, inverses_pointer,
+    d_values_pointer, d_keys_pointer, d_queries_pointer, d_others_pointer,
     d_next_values_pointer, d_next_keys_pointer, dx_pointer, d_scales_pointer, d_old_values_pointer, d_old_keys_pointer,
-    x_strides, d_values_strides, d_keys_strides, d_queries_strides, d_others_strides,
-    d_next_values_strides, d_next_keys_strides, dx_strides, d_old_values_strides, d_old_keys_strides,
-    epsilon, rows, C, N, H,
+    keys_strides, queries_strides, others_strides, d_values_strides, d_keys_strides, d_queries_strides,
+    d_others_strides, d_next_values_strides, d_next_keys_strides, dx_strides, d_old_values_strides, d_old_keys_strides,
+    rows, C, N, H,
     ROWS: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, NEXT: tl.constexpr, OLD: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the same, and each program's share of its scale's gradient, d_scales (programs, scaled heads)."""
+    """Gradients of the same, and each program's share of its scale's gradient, d_scales (programs, scaled heads).
+
+    From the results, which others keep too: over their scale they have unit length.
+    """
     at, number = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     lane, row = (at // (C + N)).to(tl.int64), (at % (C + N)).to(tl.int64)
     group, head = number // H, number % H
     there = (at < rows)[:, None] & (tl.arange(0, BLOCK_K) < K)[None, :]
     new = there & (row >= C)[:, None]
+    result = keys_pointer + _head(keys_strides, lane, head, row, K, BLOCK_K)
     if group == 0:
         dy = _gradient(
             d_values_pointer, d_values_strides, d_next_values_pointer, d_next_values_strides, d_old_values_pointer,
@@ -185,17 +196,19 @@ def heads_backward(
     elif group == 2:
         place = d_queries_pointer + _head(d_queries_strides, lane, head, row - C, K, BLOCK_K)
         dy = tl.load(place, mask=new, other=0.0).to(tl.float32)
+        result = queries_pointer + _head(queries_strides, lane, head, row - C, K, BLOCK_K)
     else:
         place = d_others_pointer + _head(d_others_strides, lane, head, row - C, K, BLOCK_K)
         dy = tl.load(place, mask=new, other=0.0).to(tl.float32)
+        result = others_pointer + _head(others_strides, lane, head, row - C, K, BLOCK_K)
     if group > 0:
-        x = tl.load(x_pointer + _head(x_strides, lane, number, row - C, K, BLOCK_K), mask=new, other=0.0)
-        x = x.to(tl.float32)
-        scale = tl.load(scales_pointer + number - H).to(tl.float32)
-        inverse = tl.rsqrt(tl.sum(x * x, 1) + epsilon)
-        along = tl.sum(dy * x, 1)
         scaled = tl.num_programs(1) - H
-        tl.store(d_scales_pointer + tl.program_id(0) * scaled + number - H, tl.sum(along * inverse))
-        dy = (dy - x * (along * inverse * inverse)[:, None]) * (inverse * scale)[:, None]
+        scale = tl.load(scales_pointer + number - H).to(tl.float32)
+        place = inverses_pointer + (lane * scaled + number - H) * N + row - C
+        inverse = tl.load(place, mask=(at < rows) & (row >= C), other=0.0)
+        unit = tl.load(result, mask=new, other=0.0).to(tl.float32) / tl.where(scale == 0, 1.0, scale)
+        along = tl.sum(dy * unit, 1)
+        tl.store(d_scales_pointer + tl.program_id(0) * scaled + number - H, tl.sum(along))
+        dy = (dy - unit * along[:, None]) * (inverse * scale)[:, None]
     place = dx_pointer + _head(dx_strides, lane, number, row - C, K, BLOCK_K)
     tl.store(place, dy.to(dx_pointer.dtype.element_ty), mask=new)
