@@ -288,6 +288,14 @@ def test_json_is_one_option_with_snake_case_keys(files, capsys):
         (["compare", RUN, "--clear-state", "--data", "data", "--out", "new", "--lanes", "0"], "--lanes is 0"),
         ([*train_arguments(Path(), RUN), "--out", "new", "--resume", "nothing"], "'nothing' is not a checkpoint"),
         ([*train_arguments(Path(), RUN), "--out", "new", "--resume", "data"], "is damaged: its manifest.json"),
+        ([*train_arguments(Path(), RUN), "--out", "new/run", "--resume", "must"], "has no checkpoint to resume from"),
+        (
+            [*train_arguments(Path(), RUN), "--out", "new/run", "--init-from", "hollow"],
+            "--init-from hollow: it has no checkpoint",
+        ),
+        ([*train_arguments(Path(), RUN), "--out", "empty-folder", "--resume", "must"], "has no checkpoint to resume"),
+        (["tokenizer", "train", "--vocab-size", "512", "--out", "new/v.model", "nothing"], "'nothing' does not exist"),
+        (["data", "prepare", "nothing", "--out", "new/folder/data"], "'nothing' does not exist"),
         (["export", RUN, "books"], "'books' exists"),
         (["export", RUN, "new", "--out", "other"], "give one output"),
         (["demo", "--size", "tyni"], "did you mean 'tiny'?"),
@@ -304,6 +312,7 @@ def test_wrong_input_is_found_before_the_work_and_leaves_nothing(arguments, why,
     os.mkfifo("pipe")
     Path("empty").touch()
     Path("hollow").mkdir()
+    Path("empty-folder").mkdir()
     Path("hollow/config.toml").touch()
     before = sorted(files.rglob("*"))
     assert main(arguments) in (1, 2)
