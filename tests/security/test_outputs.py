@@ -18,8 +18,9 @@ import pytest
 
 from block_recurrent.cli.main import COMMANDS, _Terminal, main, parser_of
 from block_recurrent.cli.output import check_results, size
-from block_recurrent.errors import ConfigError, printable
+from block_recurrent.errors import ConfigError, DataError, printable
 from block_recurrent.inference.session_file import read_memory_file
+from block_recurrent.inference.text_input import FILE_BYTES, read_text
 from block_recurrent.inference.trail import FOLDER as CHECKPOINTS
 from block_recurrent.inference.trail import places_of
 from block_recurrent.run_config import RunConfig, read_toml
@@ -468,10 +469,52 @@ def test_ctrl_c_keeps_what_was_read_of_a_prompt(files, monkeypatch):
         yield TEXT
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(text_input, "check_text", lambda path: None)
     monkeypatch.setattr(text_input, "read_text", interrupted)
     saved = files / "prompt.memory"
     assert main(["write", str(files / RUN), "--prompt-file", str(files / "text.txt"), "--save", str(saved)]) == 130
     assert read_memory_file(saved).tokens == len(TEXT)
+
+
+def test_an_invalid_byte_loses_nothing_that_was_read(files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    good = TEXT.encode() * 1600 + "…".encode()
+    assert len(good) > 2 * FILE_BYTES
+    Path("bad.txt").write_bytes(good + b"\xff more")
+    at, memory = f"(byte 0xFF at offset {len(good):,})", ["--memory", "new.memory"]
+
+    def fails(command: list[str], name: str) -> str:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path("bad.txt").read_bytes())))
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"brt: error: '{name}' is not UTF-8 {at}")
+        assert error.count("\n") == 1
+        return error
+
+    with monkeypatch.context() as unread:
+        unread.setattr("block_recurrent.checkpoint.load_run", lambda *_: pytest.fail("the work has begun"))
+        fails(["read", RUN, "text.txt", "bad.txt", *memory], "bad.txt")
+        fails(["write", RUN, "--prompt-file", "bad.txt", "--save", "new.memory"], "bad.txt")
+        fails(["score", RUN, "bad.txt"], "bad.txt")
+        fails(["score", RUN, "-"], "-")
+    assert not Path("new.memory").exists()
+    for command in (
+        ["read", RUN, "-", *memory, "--json", "read.json"],
+        ["write", RUN, "--prompt-file", "-", "--save", "new.memory", "--overwrite"],
+    ):
+        assert "is in 'new.memory'" in fails(command, "-")
+        assert read_memory_file("new.memory").tokens == len(good)
+    assert json.loads(Path("read.json").read_text())["stopped_at_byte"] == len(good)
+
+
+@pytest.mark.parametrize("bad", [b"\xff", "…".encode()[:2], b"\x80", "…".encode()[:1] + b"a"])
+@pytest.mark.parametrize("place", [0, 5, FILE_BYTES - 1, FILE_BYTES, FILE_BYTES + 3])
+def test_the_offset_of_an_invalid_byte_is_exact(bad, place, tmp_path):
+    (tmp_path / "bad.txt").write_bytes(b"a" * place + bad)
+    pieces = []
+    with pytest.raises(DataError, match=rf"byte 0x{bad[0]:02X} at offset {place:,}\)"):
+        pieces += read_text(tmp_path / "bad.txt")
+    assert "".join(pieces) == "a" * place
 
 
 def test_ctrl_c_while_starting_is_one_line(files, monkeypatch, capsys):
