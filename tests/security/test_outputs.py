@@ -272,6 +272,10 @@ def test_json_is_one_option_with_snake_case_keys(files, capsys):
     [
         (["serve", RUN, "--port", "99999999"], "port must be 0-65535"),
         (["serve", RUN, "--port", "0", "--memories", "text.txt"], "File exists"),
+        (["serve", RUN, "--port", "0", "--memories", RUN], f"'{RUN}' contains 'config.toml': it is a run, a model or"),
+        (["serve", RUN, "--port", "0", "--memories", "box"], "choose another folder for the memories"),
+        (["serve", RUN, "--port", "0", "--memories", "data"], "'data' contains 'manifest.json'"),
+        (["serve", RUN, "--port", "0", "--memories", "hf"], "'hf' contains 'block_recurrent_manifest.json'"),
         (["serve", RUN, "--api-key-file", "nothing"], "can't be read: No such file"),
         (["memory", "rewind", "nothing", "--to", "3"], "memory file 'nothing' does not exist"),
         (["memory", "rewind", f"{RUN}.memory", "--to", "3", "--overwrite"], "has no checkpoints"),
