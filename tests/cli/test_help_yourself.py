@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from block_recurrent.cli.main import COMMANDS, main
+from block_recurrent.presets import SYSTEMS
 
 
 def test_doctor_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,3 +53,4 @@ def test_other_shells_know_every_command(shell: str, capsys: pytest.CaptureFixtu
     assert main(["completion", shell]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in COMMANDS)
+    assert all(name in printed for name in SYSTEMS), "the values of --system"

@@ -120,6 +120,29 @@ def test_a_poisoned_checkpoint_is_passed_over(files, name, capsys):
     assert "not finite; using step 1 instead" in capsys.readouterr().err
 
 
+PARTS = ("state", "model", "optimizer", "memory-00000-of-00001", "random-00000-of-00001")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_checkpoint_without_a_part_is_passed_over(files, part, capsys):
+    name = f"{part}.{'json' if part == 'state' else 'safetensors'}"
+    *_, before, newest = list_checkpoints(files / RUN)
+    (newest / name).unlink()
+    reseal(newest)
+    assert main(train_arguments(files, RUN, 3)) == 0
+    reason = f"step-00000002' can't be resumed: it has no {name}"
+    assert f"{reason}; using step 1 instead" in capsys.readouterr().err
+    for path in list_checkpoints(files / RUN):
+        if path != before:
+            shutil.rmtree(path)
+    (before / name).unlink()
+    reseal(before)
+    assert main(train_arguments(files, RUN, 3)) == 1
+    reason = reason.replace("step-00000002", "step-00000001")
+    assert f"no checkpoint of '{files / RUN}' can be used: checkpoint" in (error := one_line(capsys))
+    assert error.endswith(reason)
+
+
 @pytest.mark.parametrize("what", ["optimizer", "memory", "weights"])
 def test_nothing_that_is_not_finite_becomes_a_checkpoint(files, what, monkeypatch, capsys):
     from block_recurrent.train.loop import Trainer
@@ -418,7 +441,28 @@ def test_a_model_that_no_machine_holds_leaves_nothing_behind(files, tmp_path, ca
     arguments = [*train_arguments(files, RUN), "--out", str(tmp_path / "huge"), "--set", "model.d_model=100000000"]
     assert main(arguments) == 2
     assert "the weights alone need" in one_line(capsys)
-    assert not (tmp_path / "huge" / "config.toml").exists()
+    assert not (tmp_path / "huge").exists()
+
+
+def test_no_run_changes_where_it_started(files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    before = Path(RUN, "config.toml").read_bytes()
+    for source in (RUN, str(files / RUN), f"{RUN}/checkpoints/step-00000001", "./box", SUBWORDS):
+        tokens = ["--data", "data" if RUN in source else "pieces"]
+        assert main(["train", "--out", RUN, "--init-from", source, *tokens]) in (1, 2)
+        assert Path(RUN, "config.toml").read_bytes() == before
+        one_line(capsys)
+    shutil.copytree(RUN, "twin")
+    assert main(["train", "--out", RUN, "--init-from", "twin", "--steps", "3"]) == 2
+    assert f"'{RUN}' did not start from 'twin': omit --init-from to resume the run" in one_line(capsys)
+    assert main(["train", "--out", "third", "--data", "data", "--init-from", RUN, "--steps", "1"]) == 0
+    assert main(["train", "--out", "third", "--init-from", f"./{RUN}", "--steps", "2"]) == 0, "the same run"
+    assert RunConfig.from_dict(read_toml("third/config.toml")).train.init_from == RUN
+    shutil.rmtree("third/checkpoints")
+    before = Path("third/config.toml").read_bytes()
+    assert main(["train", "--out", "third", "--init-from", "third"]) == 2
+    assert "'third' did not start from 'third'" in capsys.readouterr().err
+    assert Path("third/config.toml").read_bytes() == before
 
 
 @pytest.mark.parametrize("mask", [1, 0x80])

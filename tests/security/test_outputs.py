@@ -18,8 +18,9 @@ import pytest
 
 from block_recurrent.cli.main import COMMANDS, _Terminal, main, parser_of
 from block_recurrent.cli.output import check_results, size
-from block_recurrent.errors import ConfigError, printable
+from block_recurrent.errors import ConfigError, DataError, printable
 from block_recurrent.inference.session_file import read_memory_file
+from block_recurrent.inference.text_input import FILE_BYTES, read_text
 from block_recurrent.inference.trail import FOLDER as CHECKPOINTS
 from block_recurrent.inference.trail import places_of
 from block_recurrent.run_config import RunConfig, read_toml
@@ -271,6 +272,10 @@ def test_json_is_one_option_with_snake_case_keys(files, capsys):
     [
         (["serve", RUN, "--port", "99999999"], "port must be 0-65535"),
         (["serve", RUN, "--port", "0", "--memories", "text.txt"], "File exists"),
+        (["serve", RUN, "--port", "0", "--memories", RUN], f"'{RUN}' contains 'config.toml': it is a run, a model or"),
+        (["serve", RUN, "--port", "0", "--memories", "box"], "choose another folder for the memories"),
+        (["serve", RUN, "--port", "0", "--memories", "data"], "'data' contains 'manifest.json'"),
+        (["serve", RUN, "--port", "0", "--memories", "hf"], "'hf' contains 'block_recurrent_manifest.json'"),
         (["serve", RUN, "--api-key-file", "nothing"], "can't be read: No such file"),
         (["memory", "rewind", "nothing", "--to", "3"], "memory file 'nothing' does not exist"),
         (["memory", "rewind", f"{RUN}.memory", "--to", "3", "--overwrite"], "has no checkpoints"),
@@ -288,6 +293,14 @@ def test_json_is_one_option_with_snake_case_keys(files, capsys):
         (["compare", RUN, "--clear-state", "--data", "data", "--out", "new", "--lanes", "0"], "--lanes is 0"),
         ([*train_arguments(Path(), RUN), "--out", "new", "--resume", "nothing"], "'nothing' is not a checkpoint"),
         ([*train_arguments(Path(), RUN), "--out", "new", "--resume", "data"], "is damaged: its manifest.json"),
+        ([*train_arguments(Path(), RUN), "--out", "new/run", "--resume", "must"], "has no checkpoint to resume from"),
+        (
+            [*train_arguments(Path(), RUN), "--out", "new/run", "--init-from", "hollow"],
+            "--init-from hollow: it has no checkpoint",
+        ),
+        ([*train_arguments(Path(), RUN), "--out", "empty-folder", "--resume", "must"], "has no checkpoint to resume"),
+        (["tokenizer", "train", "--vocab-size", "512", "--out", "new/v.model", "nothing"], "'nothing' does not exist"),
+        (["data", "prepare", "nothing", "--out", "new/folder/data"], "'nothing' does not exist"),
         (["export", RUN, "books"], "'books' exists"),
         (["export", RUN, "new", "--out", "other"], "give one output"),
         (["demo", "--size", "tyni"], "did you mean 'tiny'?"),
@@ -304,6 +317,7 @@ def test_wrong_input_is_found_before_the_work_and_leaves_nothing(arguments, why,
     os.mkfifo("pipe")
     Path("empty").touch()
     Path("hollow").mkdir()
+    Path("empty-folder").mkdir()
     Path("hollow/config.toml").touch()
     before = sorted(files.rglob("*"))
     assert main(arguments) in (1, 2)
@@ -459,10 +473,52 @@ def test_ctrl_c_keeps_what_was_read_of_a_prompt(files, monkeypatch):
         yield TEXT
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(text_input, "check_text", lambda path: None)
     monkeypatch.setattr(text_input, "read_text", interrupted)
     saved = files / "prompt.memory"
     assert main(["write", str(files / RUN), "--prompt-file", str(files / "text.txt"), "--save", str(saved)]) == 130
     assert read_memory_file(saved).tokens == len(TEXT)
+
+
+def test_an_invalid_byte_loses_nothing_that_was_read(files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    good = TEXT.encode() * 1600 + "…".encode()
+    assert len(good) > 2 * FILE_BYTES
+    Path("bad.txt").write_bytes(good + b"\xff more")
+    at, memory = f"(byte 0xFF at offset {len(good):,})", ["--memory", "new.memory"]
+
+    def fails(command: list[str], name: str) -> str:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path("bad.txt").read_bytes())))
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"brt: error: '{name}' is not UTF-8 {at}")
+        assert error.count("\n") == 1
+        return error
+
+    with monkeypatch.context() as unread:
+        unread.setattr("block_recurrent.checkpoint.load_run", lambda *_: pytest.fail("the work has begun"))
+        fails(["read", RUN, "text.txt", "bad.txt", *memory], "bad.txt")
+        fails(["write", RUN, "--prompt-file", "bad.txt", "--save", "new.memory"], "bad.txt")
+        fails(["score", RUN, "bad.txt"], "bad.txt")
+        fails(["score", RUN, "-"], "-")
+    assert not Path("new.memory").exists()
+    for command in (
+        ["read", RUN, "-", *memory, "--json", "read.json"],
+        ["write", RUN, "--prompt-file", "-", "--save", "new.memory", "--overwrite"],
+    ):
+        assert "is in 'new.memory'" in fails(command, "-")
+        assert read_memory_file("new.memory").tokens == len(good)
+    assert json.loads(Path("read.json").read_text())["stopped_at_byte"] == len(good)
+
+
+@pytest.mark.parametrize("bad", [b"\xff", "…".encode()[:2], b"\x80", "…".encode()[:1] + b"a"])
+@pytest.mark.parametrize("place", [0, 5, FILE_BYTES - 1, FILE_BYTES, FILE_BYTES + 3])
+def test_the_offset_of_an_invalid_byte_is_exact(bad, place, tmp_path):
+    (tmp_path / "bad.txt").write_bytes(b"a" * place + bad)
+    pieces = []
+    with pytest.raises(DataError, match=rf"byte 0x{bad[0]:02X} at offset {place:,}\)"):
+        pieces += read_text(tmp_path / "bad.txt")
+    assert "".join(pieces) == "a" * place
 
 
 def test_ctrl_c_while_starting_is_one_line(files, monkeypatch, capsys):

@@ -162,10 +162,15 @@ def test_compressed_bodies(served: Served, path: str) -> None:
 
 
 def test_names_of_temporary_files_are_not_told(served: Served) -> None:
-    for body in (b"caf\xe9", "text".encode("utf-16")):
+    before = served.server.counts["read"]
+    for body in (b"caf\xe9", b"a" * 70_000 + b"\xff", "text".encode("utf-16")):
         answer = served.client.post("/v1/memories/new/read", content=body)
+        check(answer, 400)
         assert "the text is" in answer.json()["error"]["message"]
         assert ".part" not in answer.text
+        if body.endswith(b"\xff"):
+            assert "(byte 0xFF at offset 70,000)" in answer.text
+    assert served.server.counts["read"] == before, "nothing is read of a text that is refused"
 
 
 def test_there_are_sixty() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
@@ -12,7 +14,9 @@ from block_recurrent.cli.main import main
 from block_recurrent.presets import SIZES
 from block_recurrent.run_config import parse_settings
 from block_recurrent.studies.paper_tables import TABLES, rows_of
-from block_recurrent.studies.reproduce import Study
+from block_recurrent.studies.reproduce import TIMED_STEPS, Study, _plan
+from block_recurrent.train.loop import Trainer
+from block_recurrent.train.step import Update
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +36,33 @@ def test_the_help_says_what_a_budget_does_not_count(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         main(["reproduce", "--help"])
     assert "excluding validation and scoring" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_budget_does_not_count_validation_and_scoring(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = []
+
+    def ticking() -> float:
+        return float(sum(seconds))
+
+    original = Trainer.update
+
+    def updated(*args: Any) -> Update:
+        seconds.append(0.5)
+        return original(*args)
+
+    def costly(*_: Any) -> NoReturn:
+        pytest.fail("the time of a step includes validation or scoring")
+
+    monkeypatch.setattr("block_recurrent.studies.reproduce.time", SimpleNamespace(perf_counter=ticking))
+    monkeypatch.setattr(Trainer, "update", updated)
+    monkeypatch.setattr(Trainer, "evaluate", costly)
+    monkeypatch.setattr("block_recurrent.studies.reproduce.evaluate_split", costly)
+    settings = parse_settings(["train.lanes=2", "eval.every=1"])
+    asked = Study("windows", "micro", (str(data),), tmp_path, budget=2, seeds=(0,), settings=settings)
+    assert _plan(asked, lambda text: None) == 2 * 60 / 0.5
+    assert len(seconds) == TIMED_STEPS + 1
 
 
 def study(table: str, data: Path, out: Path, *more: str) -> list[str]:

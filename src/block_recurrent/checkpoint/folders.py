@@ -62,7 +62,7 @@ def find_checkpoint(
     if which == "best" and whole:
         raise CheckpointError(f"no checkpoint of '{run}' has a validation result: use 'last'")
     if notes:
-        raise CheckpointError(f"no checkpoint of '{run}' is intact: {'; '.join(notes)}")
+        raise CheckpointError(f"no checkpoint of '{run}' can be used: {'; '.join(notes)}")
     return None, notes
 
 

@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     check_texts(args.text)
     session = open_session(args, args.earlier)
     began, start = time.perf_counter(), session.position
-    trail, stopped = _read(session, args)
+    trail, stopped, problem = _read(session, args)
     seconds, count = time.perf_counter() - began, session.position - start
     save_session(session, Path(args.memory), trail.to_notes())
     file_bytes, rate = Path(args.memory).stat().st_size, count / max(seconds, 1e-9)
@@ -117,19 +117,21 @@ def run(args: argparse.Namespace) -> int:
         )
     facts = {"tokens": count, "seconds": seconds, "tokens_per_second": rate, "position": session.position}
     give_json(args, facts | {"memory": args.memory, "file_bytes": file_bytes, "stopped_at_byte": stopped})
+    if problem is not None:
+        raise DataError(f"{problem}; what precedes it was read, and is in '{args.memory}'")
     if stopped is None:
         return 0
     print(f"stopped: to resume, read the text from byte {stopped:,} with --from '{args.memory}'", file=sys.stderr)
     return INTERRUPTED
 
 
-def _read(session: Session, args: argparse.Namespace) -> tuple[Trail, int | None]:
-    """Read the texts; returns the checkpoints and None or, if Ctrl-C stopped it, the number of bytes that have been
-    read. The session is then between two pieces."""
+def _read(session: Session, args: argparse.Namespace) -> tuple[Trail, int | None, DataError | None]:
+    """Read the texts; returns the checkpoints and, if Ctrl-C or a text that can't be read further stopped it, the
+    number of bytes that have been read, and the error. The session is then between two pieces."""
     from block_recurrent.inference.text_input import read_text
     from block_recurrent.inference.trail import continued, save_checkpoint
 
-    before = len(session.state.held) + session.state.text.length
+    before, problem = bytes_of(session), None
     trail, last = continued(args.earlier, Path(args.memory)), session.position
     try:
         for path in args.text:
@@ -139,18 +141,26 @@ def _read(session: Session, args: argparse.Namespace) -> tuple[Trail, int | None
                     trail = trail.add(save_checkpoint(session, Path(args.memory).parent), args.trail)
                     last = session.position
     except KeyboardInterrupt:
-        return trail, len(session.state.held) + session.state.text.length - before
-    if len(session.state.held) + session.state.text.length == before:  # standard input, which no check could open
-        raise DataError(f"{', '.join(args.text)}: empty, there is nothing to read")
-    return trail, None
+        return trail, bytes_of(session) - before, None
+    except DataError as error:
+        problem = error
+    count = bytes_of(session) - before
+    if count == 0:  # standard input, which no check could open
+        raise problem or DataError(f"{', '.join(args.text)}: empty, there is nothing to read")
+    return trail, count if problem else None, problem
+
+
+def bytes_of(session: Session) -> int:
+    """The length of the text that a session has read and generated, with what it holds back."""
+    return len(session.state.held) + session.state.text.length
 
 
 def check_texts(paths: list[str]) -> None:
-    """Finds a wrong name before hours of reading, not after."""
-    from block_recurrent.inference.text_input import read_text
+    """Finds a wrong name or an invalid byte before hours of reading, not after."""
+    from block_recurrent.inference.text_input import check_text
 
     for path in (path for path in paths if path != "-"):
-        next(not_empty(path, read_text(path)))
+        check_text(path)
 
 
 def not_empty(path: str, pieces: Iterator[str]) -> Iterator[str]:

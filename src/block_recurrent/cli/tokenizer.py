@@ -7,6 +7,7 @@ from pathlib import Path
 
 from block_recurrent.cli.data import SOURCES, add_shares, add_unit
 from block_recurrent.cli.output import add_json, check_outputs, give_json, text_of
+from block_recurrent.io.atomic import made_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    check_outputs(args, "out", "json")
-    from block_recurrent.data.tokenizers.training import save_tokenizer, train_tokenizer
+    with made_folder(args.out.parent):
+        check_outputs(args, "out", "json")
+        from block_recurrent.data.tokenizers.training import save_tokenizer, train_tokenizer
 
-    tokenizer = train_tokenizer(args.sources, args.vocab_size, args.unit, args.validation, args.test)
-    save_tokenizer(tokenizer, args.out)
+        tokenizer = train_tokenizer(args.sources, args.vocab_size, args.unit, args.validation, args.test)
+        save_tokenizer(tokenizer, args.out)
     with text_of(args):
         print(f"{args.out}: {tokenizer.size} pieces; vocabulary size with eos: {tokenizer.vocab_size}")
     facts = {"file": str(args.out), "pieces": tokenizer.size, "vocabulary_size": tokenizer.vocab_size}

@@ -12,12 +12,13 @@ from block_recurrent.cli.output import add_json, check_outputs, give_json, text_
 from block_recurrent.cli.read import (
     INTERRUPTED,
     add_run_arguments,
+    bytes_of,
     check_memory_target,
     check_texts,
     not_empty,
     open_session,
 )
-from block_recurrent.errors import ConfigError, OutputError
+from block_recurrent.errors import ConfigError, DataError, OutputError
 
 if TYPE_CHECKING:
     from block_recurrent.inference.sampling import Sampling
@@ -69,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     has_trail = args.save and not args.interactive  # in a conversation, other memories may be loaded
     trail = continued(args.memory, Path(args.save)) if has_trail else Trail()
     stopped, start, written = False, 0, []
+    problem, before = None, bytes_of(session)
     try:
         _read_prompt(session, args)
         start = session.position
@@ -80,10 +82,16 @@ def run(args: argparse.Namespace) -> int:
                 print(piece, end="", flush=True)
     except KeyboardInterrupt:
         stopped = True  # what was read and generated so far is kept and saved
+    except DataError as error:
+        if not args.save or bytes_of(session) == before:
+            raise
+        problem = error  # what was read and generated before it is saved
     except BrokenPipeError:
         pass  # as well as what a pipe did not take
     if args.save:
         save_session(session, Path(args.save), trail.to_notes())
+    if problem is not None:
+        raise type(problem)(f"{problem}; what precedes it is in '{args.save}'")
     if not args.interactive:
         with text_of(args):
             print()

@@ -44,23 +44,38 @@ def tokens_of(tokenizer: Tokenizer, text: bytes, at_beginning: bool) -> NDArray[
 
 
 def read_text(path: str | Path) -> Iterator[str]:
-    """The text of a UTF-8 file in pieces, so that a file of any size needs little memory. '-': standard input."""
-    decoder = codecs.getincrementaldecoder("utf-8")("strict")
-    position = 0
+    """The text of a UTF-8 file in pieces, so that a file of any size needs little memory. '-': standard input.
+
+    What precedes an invalid byte is given before the error is raised.
+    """
+    decoder, position = codecs.getincrementaldecoder("utf-8")("strict"), 0
     if str(path) != "-" and Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
         raise DataError(f"'{path}' can't be read: it is not a regular file; - is standard input")
     try:
         with nullcontext(sys.stdin.buffer) if str(path) == "-" else open(path, "rb") as file:
-            while chunk := file.read(FILE_BYTES):
+            is_last = False
+            while not is_last:
+                chunk = file.read(FILE_BYTES)
                 if position == 0 and chunk[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                     raise DataError(f"'{path}' is UTF-16, not UTF-8: convert it, for example with iconv -f utf-16")
-                yield decoder.decode(chunk)
+                is_last, held = not chunk, len(decoder.getstate()[0])
+                try:
+                    text = decoder.decode(chunk, is_last)
+                except UnicodeDecodeError as error:
+                    if before := error.object[: error.start]:
+                        yield before.decode()
+                    raise DataError(
+                        f"'{path}' is not UTF-8 (byte 0x{error.object[error.start]:02X} at offset "
+                        f"{position - held + error.start:,}): convert it, for example with iconv -f latin1 -t utf-8"
+                    ) from None
+                if text:
+                    yield text
                 position += len(chunk)
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"'{path}' is not UTF-8 (byte 0x{error.object[error.start]:02X} after about {position} bytes): convert it, "
-            "for example with iconv -f latin1 -t utf-8"
-        ) from None
     except OSError as error:
         raise DataError(f"'{path}' can't be read: {error.strerror or error}") from None
+
+
+def check_text(path: str | Path) -> None:
+    """Raise an error unless a file is UTF-8 and not empty: found before hours of reading, rather than after."""
+    if not sum(map(len, read_text(path))):
+        raise DataError(f"'{path}' is empty: there is nothing to read")

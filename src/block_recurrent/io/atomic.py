@@ -47,9 +47,8 @@ def atomic_folder(path: Path, check: Callable[[Path], None] = lambda path: None)
     path = Path(os.path.realpath(path))
     if not path.name:
         raise OSError(errno.EINVAL, "it is the root of the file system")
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = part_of(path)
-    with _claimed(part):
+    with made_folder(path.parent), _claimed(part):
         try:
             _recover(path)
             check(path)
@@ -59,6 +58,20 @@ def atomic_folder(path: Path, check: Callable[[Path], None] = lambda path: None)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
+
+
+@contextmanager
+def made_folder(path: Path) -> Iterator[None]:
+    """Create a folder and those above it; if the block fails, the new ones are deleted as far as they are empty."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for folder in made:
+                folder.rmdir()
+        raise
 
 
 def part_of(path: Path) -> Path:

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 
 from block_recurrent.errors import did_you_mean
 from block_recurrent.inference.session_state import SessionState
-from block_recurrent.inference.text_input import read_text
+from block_recurrent.inference.text_input import check_text, read_text
 from block_recurrent.inference.trail import Trail
 from block_recurrent.serve.limits import RequestError
 from block_recurrent.serve.reading import Piece, Prefix, Reading, Served, encoded, in_pieces
@@ -186,6 +186,7 @@ async def _read(
             total = path.stat().st_size
             if total == 0:
                 raise RequestError(400, "the text is empty: there is nothing to read")
+            await asyncio.to_thread(check_text, path)
             yield {"bytes": 0, "total_bytes": total, "tokens": 0}
             book = Book(server, model, await server.state_of(model, source))
             notes: dict[str, Any] = {}

@@ -20,12 +20,15 @@ from typing import Any
 
 import torch
 
-from block_recurrent.errors import BlockRecurrentError, FileFormatError, OutputError
+from block_recurrent.errors import BlockRecurrentError, ConfigError, FileFormatError, OutputError
+from block_recurrent.hub.manifest import NAME as EXPORT_MANIFEST
 from block_recurrent.inference.memory_diff import difference
 from block_recurrent.inference.session_file import MemoryFile, load_session, read_memory_file, save_session
 from block_recurrent.inference.session_state import SessionState
 from block_recurrent.inference.trail import SUFFIX, Place, Trail, checkpoint_path, collect, locked, save_checkpoint
+from block_recurrent.io.door import MANIFEST
 from block_recurrent.model.memory_file import load_header
+from block_recurrent.models import CONFIG
 from block_recurrent.serve.limits import Limits, RequestError
 from block_recurrent.serve.reading import Prefix, Served, Tokens
 
@@ -68,6 +71,12 @@ class Store:
     @contextmanager
     def opened(self) -> Iterator[Store]:
         """Lock the folder, and delete temporary files of killed processes."""
+        for name in (CONFIG, MANIFEST, EXPORT_MANIFEST):
+            if (self.folder / name).exists():
+                raise ConfigError(
+                    f"'{self.folder}' contains '{name}': it is a run, a model or prepared data; choose another folder "
+                    "for the memories"
+                )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -31,7 +31,7 @@ from block_recurrent.train.loss import SegmentsLoss
 from block_recurrent.train.optimizer import make_optimizer
 from block_recurrent.train.parallel import distribute, prepare_layers
 from block_recurrent.train.report import METRICS, Reporter, cut_back
-from block_recurrent.train.run_folder import check_resume, locked, open_run
+from block_recurrent.train.run_folder import check_resume, locked, open_run, starting_point
 from block_recurrent.train.state import Counters, TrainingState
 from block_recurrent.train.step import Update, Updater
 from block_recurrent.train.validation import SPLIT, Validator
@@ -81,9 +81,9 @@ def train(config: RunConfig, run: Path, resume: str = "auto", open_task: OpenTas
         runtime.on_main(lambda: stack.enter_context(locked(run)) if runtime.is_main else None)
         with shown_status(f"opening '{run}'") if runtime.is_main else nullcontext():
             trainer = Trainer(config, runtime, open_task)
-            tokenizer = trainer.task.tokenizer
-            start, notes = runtime.on_main(lambda: open_run(run, trainer.config, tokenizer, resume))
+            start, notes = runtime.on_main(lambda: starting_point(run, trainer.config, resume))
             notes += trainer.start_from(start)
+            notes += runtime.on_main(lambda: open_run(run, trainer.config, trainer.task.tokenizer, start))
         first = trainer.counters.step
         if runtime.is_main:
             cut_back(run / METRICS, first, trainer.lacks_validation)

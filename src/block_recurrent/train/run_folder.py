@@ -5,9 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from block_recurrent import models
 from block_recurrent.checkpoint import (
     CONFIG,
     TOKENIZER,
@@ -22,6 +23,7 @@ from block_recurrent.checkpoint import (
 )
 from block_recurrent.data import Tokenizer
 from block_recurrent.errors import CheckpointError, ConfigError, TrainingError
+from block_recurrent.io.atomic import made_folder
 from block_recurrent.io.door import read_bytes
 from block_recurrent.io.output import write_file
 from block_recurrent.run_config import RunConfig, differences
@@ -33,28 +35,36 @@ RESUME = ("auto", "never", "must")
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Lock the run folder. The kernel releases the lock when the process ends, for whatever reason."""
+    """Lock the run folder. The kernel releases the lock when the process ends, for whatever reason.
+
+    If the block fails before the folder has any other file, nothing is left of what was made here.
+    """
     _refuse_other_folders(run)
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-        # Not through a link, which may lead to any file: the lock file is overwritten.
-        handle = os.open(run / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-    except OSError as error:
-        raise TrainingError(f"'{run}' can't be used as a run folder: {error.strerror or error}") from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(handle, 32).decode(errors="replace") or "unknown"
-        os.close(handle)
-        raise TrainingError(
-            f"another process ({holder}) is training in '{run}': wait for it, or choose another --out"
-        ) from None
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(made_folder(run))
+            # Not through a link, which may lead to any file: the lock file is overwritten.
+            handle = os.open(run / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        except OSError as error:
+            raise TrainingError(f"'{run}' can't be used as a run folder: {error.strerror or error}") from None
+        stack.callback(os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(handle).st_nlink == 0:  # a process that failed has deleted it in the meantime
+                raise BlockingIOError
+        except BlockingIOError:
+            holder = os.read(handle, 32).decode(errors="replace") or "unknown"
+            raise TrainingError(
+                f"another process ({holder}) is training in '{run}': wait for it, or choose another --out"
+            ) from None
         os.truncate(handle, 0)
         os.write(handle, str(os.getpid()).encode())
-        yield
-    finally:
-        os.close(handle)
+        try:
+            yield
+        except BaseException:
+            if os.listdir(run) == [LOCK]:
+                (run / LOCK).unlink()
+            raise
 
 
 def _refuse_other_folders(run: Path) -> None:
@@ -93,19 +103,28 @@ def check_resume(resume: str) -> None:
         raise ConfigError(f"--resume must be {', '.join(RESUME)}, or a checkpoint folder: {error}") from None
 
 
-def open_run(run: Path, config: RunConfig, tokenizer: Tokenizer, resume: str) -> tuple[Checkpoint | None, list[str]]:
-    """Decide where a run starts, and prepare its folder. Returns the checkpoint to resume from, and notes."""
+def starting_point(run: Path, config: RunConfig, resume: str) -> tuple[Checkpoint | None, list[str]]:
+    """Decide where a run starts. Returns the checkpoint to resume from, and notes."""
     sweep(run)
     start, notes = _starting_point(run, config, resume)
+    _refuse_other_origin(run, start, config.train.init_from)
+    return start, notes
+
+
+def open_run(run: Path, config: RunConfig, tokenizer: Tokenizer, start: Checkpoint | None) -> list[str]:
+    """Prepare the folder of a run that has loaded its starting point. Returns notes."""
+    notes = []
     for path in list_checkpoints(run):
         if start is None or step_of(path) > start.step:
             notes.append(f"not resuming from '{path}'; it was renamed to '{set_aside(path, 'unused').name}'")
+    if start is not None:
+        config = config.replace("train", init_from=_origin_of(start))
     write_file(run / CONFIG, config.to_toml(), TrainingError)
     if tokenizer.model is None:
         (run / TOKENIZER).unlink(missing_ok=True)
     else:
         write_file(run / TOKENIZER, tokenizer.model, TrainingError)
-    return start, notes
+    return notes
 
 
 def _starting_point(run: Path, config: RunConfig, resume: str) -> tuple[Checkpoint | None, list[str]]:
@@ -127,6 +146,29 @@ def _starting_point(run: Path, config: RunConfig, resume: str) -> tuple[Checkpoi
     if resume == "must":
         raise CheckpointError(f"'{run}' has no checkpoint to resume from, and --resume must was given")
     return None, []
+
+
+def _refuse_other_origin(run: Path, start: Checkpoint | None, given: str) -> None:
+    """Raise an error if a run would start from itself, or resume with weights that are not of the given origin."""
+    if not given:
+        return
+    origin = _origin_of(start) if start else None
+    if origin is None:
+        is_refused = _place_of(given) == run.resolve()
+    else:
+        is_refused = given != origin and (origin == "" or _place_of(given) != _place_of(origin))
+    if is_refused:
+        raise ConfigError(
+            f"'{run}' did not start from '{given}': omit --init-from to resume the run, or choose another --out"
+        )
+
+
+def _origin_of(start: Checkpoint) -> str:
+    return read_config(start.path.parent.parent).train.init_from
+
+
+def _place_of(source: str) -> Path:
+    return models.locate(source)[0].resolve()
 
 
 def _refuse_differences(run: Path, config: RunConfig) -> None:

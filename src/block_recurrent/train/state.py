@@ -257,6 +257,9 @@ def check_resumable(path: Path) -> Checkpoint:
         state = read_state(path)
         if state["step"] != found.step:
             raise FileFormatError(f"its {STATE} belongs to step {state['step']}")
+        for name in _files_to_resume(path, state["facts"]["world"]):
+            if not (path / name).is_file():
+                raise FileFormatError(f"it has no {name}")
         for file in sorted(path.glob("*.safetensors")):
             check_finite(read_tensors(file)[0])
     except FileFormatError as error:
@@ -264,10 +267,19 @@ def check_resumable(path: Path) -> Checkpoint:
     return found
 
 
+def _files_to_resume(path: Path, world: int) -> Iterator[str]:
+    """The files, apart from the state, that training reads from a checkpoint of `world` processes."""
+    yield from (f"{SHARDED}/.metadata",) if (path / SHARDED).is_dir() else (WEIGHTS, OPTIMIZER)
+    for rank in range(world):
+        yield from (f"memory-{_suffix(rank, world)}", f"random-{_suffix(rank, world)}")
+
+
 def read_state(path: Path) -> dict[str, Any]:
     """The contents of a checkpoint's state.json."""
     try:
         state = json.loads((path / STATE).read_bytes())
+    except FileNotFoundError:
+        raise FileFormatError(f"it has no {STATE}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise FileFormatError(f"{STATE} can't be read ({door.first_line(error)})") from None
     rules: dict[str, door.Rule] = {
