@@ -75,7 +75,7 @@ def sentences() -> list[tuple[tuple[str, ...], str]]:
     remembered, forgotten = recall()
     far = row("write-0.1.0", part="position", position=100352)["ratio"]
     gpt2 = row("write-0.1.0", part="gpt2", model="gpt2 of transformers", position=8192)["ratio"]
-    streams = row("serve-streams", what="float32", clients=16)["ratio"]
+    streams = row("serve-streams", what="float32, from a memory", clients=16)["ratio"]
     books = result("books/table1")["runs"]
     table = [mean(r["bits_per_token"] for r in books if r["label"] == s) for s in ("rec-fixed-skip", "slide-plus")]
     code, latex = on_text()
