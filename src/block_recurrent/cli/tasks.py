@@ -53,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--size", default="micro", help=f"model size: {', '.join(SIZES)}; micro also uses shorter examples"
     )
+    run.add_argument(
+        "--variants",
+        metavar="A,B",
+        help="only these variants of the models, such as 'chunk 1' or S=64; others can be added later (default: all)",
+    )
     run.add_argument("--seeds", type=int, default=1, metavar="K", help="runs per model; more can be added later")
     run.add_argument(
         "--budget",
@@ -155,10 +160,14 @@ def _study(name: str, args: argparse.Namespace, systems: list[str]) -> TaskStudy
         (task if section == "task" else model).update(values)
     check_keys({"model": model})
     spec = spec_of(name, args.size).changed(task)
+    if args.variants is not None:
+        spec = spec.only([label.strip() for label in args.variants.split(",")])
     settings = {f"task.{key}": value for key, value in task.items()}
     settings |= {f"model.{key}": value for key, value in model.items()}
     study = TaskStudy(spec, args.size, tuple(systems), args.out, args.seeds, args.budget, settings, model)
     for system in systems:
+        if args.variants is not None and not any(point.label for point in spec.points_of(system)):
+            raise ConfigError(f"{name} has none of the variants {args.variants} for {system}")
         for point in spec.points_of(system):
             study.model_config(system, point)
     return study

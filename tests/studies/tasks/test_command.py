@@ -56,7 +56,11 @@ def test_a_curve_over_state_sizes(tmp_path: Path) -> None:
         assert len({(c.num_states, c.window, c.memory_size) for c in configs}) == len(configs)
     flags = ["--set", "task.vocabulary=16", "--set", "task.levels=[1]", "--set", "task.tests=[1]"]
     command = ["tasks", "run", "mqar", "--system", "slide", "--size", "tiny", "--out", str(tmp_path), *flags, *SHORT]
-    assert main([*command, "--set", "model.d_model=16"]) == 0
+    command += ["--set", "model.d_model=16", "--overwrite"]
+    assert main([*command, "--variants", "W=8, W=64"]) == 0
+    found = json.loads((tmp_path / "mqar.json").read_text())
+    assert [run["point"] for run in found["runs"]] == ["W=8", "W=64"]
+    assert main(command) == 0, "the other variants"
     found = json.loads((tmp_path / "mqar.json").read_text())
     numbers = [run["numbers in the state"] for run in found["runs"]]
     assert numbers == sorted(set(numbers))
@@ -103,6 +107,9 @@ def test_recall_is_one_of_the_tasks(tmp_path: Path) -> None:
         (["copy-24", "--set", "task.step=3"], "did you mean 'steps'"),
         (["copy-24", "--set", "model.num_state=3"], "did you mean 'num_states'"),
         (["copy-24", "--set", "train.lanes=3"], "must be task or model"),
+        (["copy-24", "--variants", "chunk 1"], "copy-24 has no variant 'chunk 1'; it has no variants"),
+        (["mqar", "--size", "tiny", "--variants", "S=63"], "did you mean 'S=64'"),
+        (["mqar", "--size", "tiny", "--system", "slide", "--variants", "S=64"], "none of the variants S=64 for slide"),
         (["needle"], "--run RUN --data BOOK"),
         (["needle", "--run", "r", "--data", "b", "--needle", "none"], "{answer}"),
         (["needle", "--run", "r", "--data", "b", "--distances", "far"], "whole numbers"),

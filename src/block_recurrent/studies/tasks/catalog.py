@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -50,6 +50,16 @@ class TaskSpec:
         kind = SYSTEMS[system]
         name = "recurrent" if kind.recurrent else "memorizing" if kind.memorizing else "sliding"
         return self.points.get(name) or self.points.get("all") or (Point(),)
+
+    def only(self, labels: Sequence[str]) -> TaskSpec:
+        """A copy with these variants of models."""
+        kept = {kind: tuple(point for point in points if point.label in labels) for kind, points in self.points.items()}
+        known = list(dict.fromkeys(point.label for points in self.points.values() for point in points))
+        for label in labels:
+            if label not in known:
+                said = f"variants: {', '.join(known)}" if known else "it has no variants"
+                raise ConfigError(f"{self.name} has no variant '{label}'{did_you_mean(label, known)}; {said}")
+        return replace(self, points=kept)
 
     def changed(self, settings: Mapping[str, Any]) -> TaskSpec:
         """A copy with some fields of the task, its problem or its training replaced."""
