@@ -188,7 +188,7 @@ def test_a_lock_that_is_a_link_is_not_followed(link, files, monkeypatch, capsys)
     Path("victim.txt").write_text("mine")
     (files / RUN / ".lock").unlink()
     (files / RUN / ".lock").symlink_to(files / link if link != "loop" else ".lock")
-    assert "can't be used as a run folder" in refusal(["train", "--out", RUN, "--steps", "3"], capsys)
+    assert "contains '.lock', which is not a regular file" in refusal(["train", "--out", RUN, "--steps", "3"], capsys)
     assert Path("victim.txt").read_text() == "mine"
 
 

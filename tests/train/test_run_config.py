@@ -199,13 +199,14 @@ def test_tiny_and_small_have_a_recipe_of_their_own_and_the_papers_sizes_the_pape
         (TrainConfig(), ["deterministic", "highest"]),
         (TrainConfig(deterministic=False, tf32=True), ["high"]),
     ],
-    ids=str,
+    ids=["default", "tf32"],
 )
 def test_what_torch_is_told_on_a_gpu(config: TrainConfig, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     for name in ("is_available", "is_bf16_supported"):
         monkeypatch.setattr(torch.cuda, name, lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: told.append("deterministic"))
     monkeypatch.setattr(torch, "set_float32_matmul_precision", told.append)
