@@ -21,6 +21,8 @@ from block_recurrent.evaluate.cumulative import Curve
 from block_recurrent.io.output import write_file
 
 COLORS = ("#0b7a75", "#c8553d", "#6b5ca5", "#b8860b", "#3b7dd8", "#7a7a3a")
+LINES = ("-", "-.", ":")  # when all colors have been used
+MOST_INSIDE = 8  # labels that leave room for the lines
 PAPER, INK, FAINT, GRID = "#fffdf8", "#23201b", "#857d70", "#e6dfd2"
 
 
@@ -107,8 +109,9 @@ def write_chart(path: Path, chart: LineChart, subtitle: str = "") -> None:
             twin.fill_between(chart.counts.x, chart.counts.y, color=COLORS[1], alpha=0.1, linewidth=0)
             twin.set_ylabel(chart.counts.label, color=FAINT)
             twin.set_ylim(bottom=0)
-        for s, color in zip(chart.series, COLORS * len(chart.series), strict=False):
-            style = "--" if s.dashed else "-"
+        for number, s in enumerate(chart.series):
+            again, place = divmod(number, len(COLORS))
+            color, style = COLORS[place], "--" if s.dashed else LINES[again % len(LINES)]
             axes.plot(s.x, s.y, style, color=color, label=s.label, marker="o" if s.points else None, markersize=4)
         for y, label in chart.lines:
             axes.axhline(y, color=FAINT, linestyle=":", linewidth=1)
@@ -118,7 +121,10 @@ def write_chart(path: Path, chart: LineChart, subtitle: str = "") -> None:
             axes.set_xscale("log")
         if chart.y_from is not None:
             axes.set_ylim(bottom=chart.y_from)
-        axes.legend(frameon=False)
+        if len(chart.series) > MOST_INSIDE:
+            axes.figure.legend(frameon=False, loc="outside right upper", fontsize="small")
+        else:
+            axes.legend(frameon=False)
 
 
 @contextmanager
