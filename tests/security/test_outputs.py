@@ -128,6 +128,9 @@ def test_results_of_another_program_and_of_an_earlier_call(tmp_path):
     check_results(tmp_path, "study", {"runs"}, overwrite=True)
     (tmp_path / "study.json").write_text('{"runs": []}')
     check_results(tmp_path, "study", {"runs"}, overwrite=False)
+    (tmp_path / "study.html").symlink_to(tmp_path / "study.md")
+    with pytest.raises(ConfigError, match=r"study\.html' exists"):
+        check_results(tmp_path, "study", {"runs"}, overwrite=False)
 
 
 def test_other_data_in_the_folder_of_a_study_is_kept(files, capsys):
