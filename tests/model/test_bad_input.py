@@ -152,3 +152,9 @@ def test_no_tokens_change_nothing(system, make_model, tokens):
     assert logits.shape == (2, 0, model.config.vocab_size)
     assert after.equals(memory)
     assert model(tokens(2, 3), memory, lengths=torch.tensor([0, 0]))[1].equals(memory)
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler, "is_exporting"), reason="torch does not tell")
+def test_torch_export_is_refused_in_one_line(model):
+    with pytest.raises(InputError, match=r"^torch\.export can't trace this model[^\n]*$"):
+        torch.export.export(model, (torch.zeros(1, 16, dtype=torch.int64),))

@@ -343,6 +343,12 @@ def test_what_does_not_fit_never_reaches_c(build):
     targets = torch.tensor([0, 7])
     with pytest.raises(ValueError, match="targets from 0 to 7 for 7 rows"):
         losses_and_gradients(torch.zeros(2, 16), torch.zeros(7, 16), targets, torch.ones(2), False, False)
+    scores = torch.zeros(1, 2, 5, 3)
+    for slot in (-1, 9, 2**40):
+        slots = torch.full((1, 2, 5, 3), slot)
+        for operator, more in ((torch.ops.brt.knn_attend, []), (torch.ops.brt.knn_attend_backward, [q])):
+            with pytest.raises(ValueError, match=f"slots from {slot} to {slot} of 9 entries"):
+                operator(q.detach(), k.detach(), v.detach(), scores, slots, *(x.detach() for x in more))
 
 
 def test_second_order_gradients_are_refused(build):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from block_recurrent.checkpoint import find_checkpoint, list_checkpoints, load_run, save_run, verify
+from block_recurrent.checkpoint import find_checkpoint, list_checkpoints, load_run, save_run, set_aside, verify
 from block_recurrent.checkpoint.folders import _RULES, FORMAT
 from block_recurrent.checkpoint.sharded import SHARDED, read_sharded_weights
 from block_recurrent.cli.main import main
@@ -141,6 +141,46 @@ def test_a_checkpoint_without_a_part_is_passed_over(files, part, capsys):
     reason = reason.replace("step-00000002", "step-00000001")
     assert f"no checkpoint of '{files / RUN}' can be used: checkpoint" in (error := one_line(capsys))
     assert error.endswith(reason)
+
+
+@pytest.mark.parametrize("part", PARTS[1:])
+def test_a_checkpoint_with_a_part_of_another_kind_is_passed_over(part, files, capsys):
+    """With hashes that fit: of another model, or another file of tensors."""
+    newest = list_checkpoints(files / RUN)[-1]
+    other = list_checkpoints(files / "memorizing")[-1] / f"{part}.safetensors"
+    shutil.copy(files / "tuned.state" if part.startswith("random") else other, newest / f"{part}.safetensors")
+    reseal(newest)
+    assert main(train_arguments(files, RUN, 3)) == 0
+    assert "using step 1 instead" in capsys.readouterr().err
+    assert main([*train_arguments(files, RUN, 3), "--resume", str(newest.with_name("unused-step-00000002"))]) == 1
+    one_line(capsys)
+
+
+def test_a_checkpoint_that_is_not_used_is_kept(tmp_path):
+    for number in range(3):
+        (tmp_path / "step-00000001").mkdir()
+        (tmp_path / "step-00000001" / "mine").write_text(str(number))
+        set_aside(tmp_path / "step-00000001", "unused")
+    assert sorted(path.read_text() for path in tmp_path.glob("unused-*/mine")) == ["0", "1", "2"]
+
+
+def test_a_file_or_a_link_under_a_temporary_name_stops_no_save(files):
+    mine = files / "mine"
+    mine.mkdir()
+    (mine / "x").write_text("mine")
+    (files / RUN / "checkpoints" / ".step-00000003.part").symlink_to(mine)
+    (files / RUN / "checkpoints" / ".step-00000004.part").write_text("")
+    assert main(train_arguments(files, RUN, 4)) == 0
+    assert (mine / "x").read_text() == "mine"
+
+
+def test_a_file_in_place_of_the_checkpoints_is_found_before_training(files, capsys):
+    (files / RUN / "checkpoints").rename(files / "away")
+    (files / RUN / "checkpoints").write_text("mine")
+    before = (files / RUN / "metrics.jsonl").read_bytes()
+    assert main(train_arguments(files, RUN, 3)) == 1
+    assert "contains a file named 'checkpoints'" in one_line(capsys)
+    assert (files / RUN / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("what", ["optimizer", "memory", "weights"])
@@ -529,6 +569,20 @@ def test_exported_files_can_be_read_by_all_and_have_a_card(files):
     card = (files / "hf" / "README.md").read_text()
     assert "library_name: transformers" in card
     assert RUN in card
+
+
+def test_an_export_that_the_disk_does_not_hold(files, monkeypatch, capsys):
+    from safetensors import SafetensorError
+
+    from block_recurrent.hub.modeling import BlockRecurrentForCausalLM
+
+    def full(self, folder):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(BlockRecurrentForCausalLM, "save_pretrained", full)
+    assert main(["export", str(files / RUN), str(files / "new")]) == 1
+    assert "No space left on device" in one_line(capsys)
+    assert not (files / "new").exists()
 
 
 @pytest.mark.parametrize("poisoned", [True, False])

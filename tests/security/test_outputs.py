@@ -128,6 +128,9 @@ def test_results_of_another_program_and_of_an_earlier_call(tmp_path):
     check_results(tmp_path, "study", {"runs"}, overwrite=True)
     (tmp_path / "study.json").write_text('{"runs": []}')
     check_results(tmp_path, "study", {"runs"}, overwrite=False)
+    (tmp_path / "study.html").symlink_to(tmp_path / "study.md")
+    with pytest.raises(ConfigError, match=r"study\.html' exists"):
+        check_results(tmp_path, "study", {"runs"}, overwrite=False)
 
 
 def test_other_data_in_the_folder_of_a_study_is_kept(files, capsys):
@@ -357,6 +360,25 @@ def test_a_conversation_is_saved_at_its_end(files, monkeypatch, capsys):
     assert read_memory_file(saved).tokens >= len("Boris") + 1
 
 
+def test_no_input_ends_a_conversation(files, monkeypatch):
+    typed = b"Anna \xff met\n/fork \xc2\xb2\n/load nothing\n\x1b[31m\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8"))
+    saved = files / "new.memory"
+    assert main(["write", str(files / RUN), "--interactive", "--tokens", "2", "--save", str(saved)]) == 0
+    assert read_memory_file(saved).tokens >= len("Anna \N{REPLACEMENT CHARACTER} met".encode())
+
+
+@pytest.mark.parametrize("command", [["read", RUN, "text.txt", "--memory"], ["write", RUN, "--tokens", "2", "--save"]])
+def test_a_memory_gets_no_name_that_it_can_not_be_read_by(command, files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    odd = os.fsdecode(b"m\xff")
+    assert main([*command, odd]) == 1
+    assert "its name is not UTF-8: choose another" in capsys.readouterr().err
+    os.rename(f"{RUN}.memory", odd)
+    assert main(["memory", "info", odd]) == 1
+    assert "its name is not UTF-8: rename it" in capsys.readouterr().err
+
+
 def test_memory_info_of_another_text_fails(files, capsys):
     other = files / "other.txt"
     other.write_text("another text")
@@ -478,6 +500,23 @@ def test_ctrl_c_keeps_what_was_read_of_a_prompt(files, monkeypatch):
     saved = files / "prompt.memory"
     assert main(["write", str(files / RUN), "--prompt-file", str(files / "text.txt"), "--save", str(saved)]) == 130
     assert read_memory_file(saved).tokens == len(TEXT)
+
+
+@pytest.mark.parametrize(
+    "command", [["read", RUN, "text.txt", "--memory"], ["write", RUN, "--prompt-file", "text.txt", "--save"]]
+)
+def test_ctrl_c_before_anything_was_read_replaces_no_memory(command, files, monkeypatch, capsys):
+    from block_recurrent.inference.session import Session
+
+    def interrupted(self, text):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(files)
+    monkeypatch.setattr(Session, "read", interrupted)
+    before = Path(f"{RUN}.memory").read_bytes()
+    assert main([*command, f"{RUN}.memory", "--overwrite"]) == 130
+    assert capsys.readouterr().err == "brt: stopped\n"
+    assert Path(f"{RUN}.memory").read_bytes() == before
 
 
 def test_an_invalid_byte_loses_nothing_that_was_read(files, monkeypatch, capsys):

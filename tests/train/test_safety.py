@@ -225,7 +225,7 @@ def test_init_from_takes_weights_only(make_config: MakeConfig, tmp_path: Path) -
     assert read_metrics(tmp_path / "second")[0]["step"] == 1
     first, same = (load_run(tmp_path / name).model.state_dict() for name in ("first", "second"))
     assert all(torch.equal(first[name], same[name]) for name in first)
-    with pytest.raises(CheckpointError, match="don't match the model"):
+    with pytest.raises(CheckpointError, match="does not match the model"):
         train(make_config(**{"train.init_from": str(tmp_path / "first"), "model.mlp_dim": 32}), tmp_path / "third")
     with pytest.raises(CheckpointError, match="it has no checkpoint"):
         train(make_config(**{"train.init_from": str(tmp_path / "nowhere")}), tmp_path / "fourth")

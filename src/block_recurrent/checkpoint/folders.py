@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +149,7 @@ def _validation_bits(path: Path) -> float | None:
 
 def set_aside(path: Path, why: str) -> Path:
     """Rename a checkpoint so that it is not used, and not deleted."""
-    place = path.with_name(f"{why}-{path.name}")
-    shutil.rmtree(place, ignore_errors=True)
+    names = (f"{why}-{path.name}" + (f"-{number}" if number > 1 else "") for number in itertools.count(1))
+    place = next(place for place in map(path.with_name, names) if not os.path.lexists(place))
     os.replace(path, place)
     return place

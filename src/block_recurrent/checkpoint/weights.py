@@ -108,5 +108,5 @@ def check_fits(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], path: P
         there, here = (tuple(x[name].shape) if name in x else "missing" for x in (weights, own))
         if there != here:
             raise CheckpointError(
-                f"the weights in '{path}' don't match the model: '{name}' is {there}, but the model has {here}"
+                f"'{path}' does not match the model: its '{name}' is {there}, but the model has {here}"
             )

@@ -122,8 +122,10 @@ def check_results(folder: Path, name: str, keys: set[str], overwrite: bool) -> N
         found = json.loads(read_bytes(folder / f"{name}.json"))
     except (OSError, ValueError, RecursionError):
         found = None
-    if overwrite or (isinstance(found, dict) and keys <= found.keys()):
+    if overwrite:
         return
+    is_ours = isinstance(found, dict) and keys <= found.keys()
     for suffix in (".json", ".md", ".html", ".png", "-by-position.html", "-by-position.png"):
-        if (path := folder / f"{name}{suffix}").exists():
+        path = folder / f"{name}{suffix}"
+        if path.is_symlink() or (path.exists() and not is_ours):  # a link may lead to any file
             raise ConfigError(f"'{path}' exists: give --overwrite to replace it, or another --out")

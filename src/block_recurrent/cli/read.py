@@ -141,6 +141,8 @@ def _read(session: Session, args: argparse.Namespace) -> tuple[Trail, int | None
                     trail = trail.add(save_checkpoint(session, Path(args.memory).parent), args.trail)
                     last = session.position
     except KeyboardInterrupt:
+        if bytes_of(session) == before:
+            raise  # there is nothing to keep, and the file may have an earlier memory
         return trail, bytes_of(session) - before, None
     except DataError as error:
         problem = error

@@ -81,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
             with text_of(args):
                 print(piece, end="", flush=True)
     except KeyboardInterrupt:
+        if bytes_of(session) == before:
+            raise
         stopped = True  # what was read and generated so far is kept and saved
     except DataError as error:
         if not args.save or bytes_of(session) == before:

@@ -73,6 +73,8 @@ def _check_free(out: Path) -> None:
 
 
 def _write(loaded: LoadedRun, folder: Path, model_class: type) -> None:
+    from safetensors import SafetensorError
+
     from block_recurrent.hub.configuration import BlockRecurrentConfig
     from block_recurrent.hub.tokenization import VOCABULARY, BlockRecurrentTokenizer
 
@@ -84,7 +86,10 @@ def _write(loaded: LoadedRun, folder: Path, model_class: type) -> None:
     }
     model = model_class(config)
     model.model.load_state_dict(loaded.model.state_dict())
-    model.save_pretrained(folder)
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:
+        raise OSError(str(error)) from None
     vocabulary = None
     if loaded.tokenizer.model is not None:
         vocabulary = folder / VOCABULARY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +30,8 @@ class Conversation:
     ) -> None:
         self.session, self.max_tokens, self.sampling = session, max_tokens, sampling
         self._in, self._out = source or sys.stdin, out or sys.stdout
+        if isinstance(self._in, io.TextIOWrapper):  # a byte that is not UTF-8 must not end the conversation
+            self._in.reconfigure(errors="replace")
         self._branches: dict[int, SessionState] = {1: session.state}
         self._branch = 1
         self._before: list[SessionState] = []
@@ -105,7 +108,7 @@ class Conversation:
         if not number:
             self._branch = max(self._branches) + 1
             self._branches[self._branch] = self.session.state
-        elif not number.isdigit() or int(number) not in self._branches:
+        elif not number.isdecimal() or int(number) not in self._branches:
             raise BlockRecurrentError(
                 f"there is no branch '{number}': there are {', '.join(map(str, sorted(self._branches)))}"
             )

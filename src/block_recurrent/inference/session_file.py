@@ -18,7 +18,7 @@ from block_recurrent.inference.sampling import REMEMBERED_TOKENS
 from block_recurrent.inference.session import Session
 from block_recurrent.inference.session_state import SessionState
 from block_recurrent.inference.text_hash import TextHash
-from block_recurrent.io.door import Rule, check_schema, is_count, is_hash, is_text
+from block_recurrent.io.door import Rule, check_schema, is_count, is_hash, is_text, is_utf8
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory_file import FORMAT, load_memory_with_extra, save_memory
 
@@ -151,6 +151,8 @@ def name_of(session: Session) -> str:
 
 def check_target(path: Path) -> None:
     """Raise an error if a memory can't be written there, or would replace a file of another kind, such as a book."""
+    if not is_utf8(path):
+        raise FileFormatError(f"the memory can't be written to '{path}': its name is not UTF-8: choose another")
     if not path.parent.is_dir():
         raise FileFormatError(f"the memory can't be written to '{path}': there is no folder '{path.parent}'")
     if not os.access(path.parent, os.W_OK):

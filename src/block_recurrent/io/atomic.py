@@ -98,18 +98,26 @@ def commit_folder(path: Path) -> None:
 def remove_folder(path: Path) -> None:
     """Delete a folder; it is renamed first, so that a partly deleted one is not found under its name."""
     gone = path.with_name(f".{path.name}.gone")
-    shutil.rmtree(gone, ignore_errors=True)
+    remove(gone)
     os.replace(path, gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    remove(gone)
+
+
+def remove(path: Path) -> None:
+    """Delete a folder, a file or a link as far as possible; nothing is deleted through a link."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep(folder: Path) -> None:
-    """Delete temporary folders of killed processes in `folder`. Nothing else may be writing there."""
+    """Delete temporary files and folders of killed processes in `folder`. Nothing else may be writing there."""
     for path in sorted(folder.glob(".*.old")):
         _recover(path.with_name(path.name[1 : -len(".old")]))
     for suffix in (".part", ".gone"):
         for path in folder.glob(f".*{suffix}"):
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path)
 
 
 def sync(path: Path) -> None:

@@ -51,6 +51,11 @@ def _is_sealed(text: str, seal: str) -> bool:
     return text == _sealed(body, seal)
 
 
+def is_utf8(path: Path) -> bool:
+    """Whether a name is UTF-8: safetensors opens no other file."""
+    return str(path) == str(path).encode(errors="replace").decode()
+
+
 def read_bytes(path: Path) -> bytes:
     """The contents of a file; any problem is an OSError, also a pipe or a device, which could block."""
     if path.exists() and not (path.is_file() or path.is_dir()):

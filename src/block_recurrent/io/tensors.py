@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from block_recurrent.errors import FileFormatError, NotFoundError
-from block_recurrent.io.door import first_line
+from block_recurrent.io.door import first_line, is_utf8
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +35,8 @@ def read_tensors(path: Path, what: str = "file of tensors") -> tuple[dict[str, T
         if not path.exists():
             raise NotFoundError(f"{what} '{path}' does not exist")
         raise FileFormatError(f"'{path}' can't be read as a {what}: it is not a regular file")
+    if not is_utf8(path):
+        raise FileFormatError(f"'{path}' can't be read as a {what}: its name is not UTF-8: rename it")
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from block_recurrent.errors import InputError
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.6 has none
 
 
 def check_tokens(tokens: Tensor, vocab_size: int, device: torch.device, name: str = "tokens") -> None:
@@ -21,6 +22,11 @@ def check_tokens(tokens: Tensor, vocab_size: int, device: torch.device, name: st
         raise InputError(f"{name} has shape {tuple(tokens.shape)}: it must be (lanes, length), with at least one lane")
     if tokens.device != device:
         raise InputError(f"{name} is on {tokens.device}, the model on {device}: move one of them")
+    if _is_exporting():
+        raise InputError(
+            "torch.export can't trace this model: where lanes stand in their documents are numbers, not tensors; use "
+            "torch.compile on its layers (brt train --compile), or 'brt export' for its weights"
+        )
     if tokens.is_cpu:  # on a GPU this would synchronize: tokens are checked before they are moved there
         check_range(tokens, vocab_size, name)
 

@@ -81,7 +81,7 @@ def train(config: RunConfig, run: Path, resume: str = "auto", open_task: OpenTas
         runtime.on_main(lambda: stack.enter_context(locked(run)) if runtime.is_main else None)
         with shown_status(f"opening '{run}'") if runtime.is_main else nullcontext():
             trainer = Trainer(config, runtime, open_task)
-            start, notes = runtime.on_main(lambda: starting_point(run, trainer.config, resume))
+            start, notes = runtime.on_main(lambda: starting_point(run, trainer.config, resume, trainer.state.check))
             notes += trainer.start_from(start)
             notes += runtime.on_main(lambda: open_run(run, trainer.config, trainer.task.tokenizer, start))
         first = trainer.counters.step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -24,10 +24,9 @@ from block_recurrent.checkpoint import (
 from block_recurrent.data import Tokenizer
 from block_recurrent.errors import CheckpointError, ConfigError, TrainingError
 from block_recurrent.io.atomic import made_folder
-from block_recurrent.io.door import read_bytes
+from block_recurrent.io.door import is_utf8, read_bytes
 from block_recurrent.io.output import write_file
 from block_recurrent.run_config import RunConfig, differences
-from block_recurrent.train.state import check_resumable
 
 LOCK = ".lock"
 RESUME = ("auto", "never", "must")
@@ -69,12 +68,14 @@ def locked(run: Path) -> Iterator[None]:
 
 def _refuse_other_folders(run: Path) -> None:
     """Accept a folder that is empty or contains a run, with a name that safetensors can open."""
-    if str(run) != str(run).encode(errors="replace").decode():
+    if not is_utf8(run):
         raise TrainingError(f"--out '{run}' is not UTF-8: choose another name")
     for path in sorted(run.iterdir()) if run.is_dir() else ():
         # Through a link another file would be written over, and opening a pipe would wait.
         if not path.is_dir() and (path.is_symlink() or (path.exists() and not path.is_file())):
             raise TrainingError(f"--out '{run}' contains '{path.name}', which is not a regular file: remove it")
+        if path.name == "checkpoints" and not path.is_dir():
+            raise TrainingError(f"--out '{run}' contains a file named 'checkpoints', where a run has a folder: move it")
     # Only the lock and the temporary file of its configuration may be there without a configuration.
     names = {path.name for path in run.iterdir()} if run.is_dir() else set()
     others = {name for name in names if name != LOCK and not name.endswith(".part")}
@@ -103,10 +104,12 @@ def check_resume(resume: str) -> None:
         raise ConfigError(f"--resume must be {', '.join(RESUME)}, or a checkpoint folder: {error}") from None
 
 
-def starting_point(run: Path, config: RunConfig, resume: str) -> tuple[Checkpoint | None, list[str]]:
-    """Decide where a run starts. Returns the checkpoint to resume from, and notes."""
+def starting_point(
+    run: Path, config: RunConfig, resume: str, check: Callable[[Path], Checkpoint]
+) -> tuple[Checkpoint | None, list[str]]:
+    """Decide where a run starts. Returns the checkpoint to resume from, which passes `check`, and notes."""
     sweep(run)
-    start, notes = _starting_point(run, config, resume)
+    start, notes = _starting_point(run, config, resume, check)
     _refuse_other_origin(run, start, config.train.init_from)
     return start, notes
 
@@ -127,7 +130,9 @@ def open_run(run: Path, config: RunConfig, tokenizer: Tokenizer, start: Checkpoi
     return notes
 
 
-def _starting_point(run: Path, config: RunConfig, resume: str) -> tuple[Checkpoint | None, list[str]]:
+def _starting_point(
+    run: Path, config: RunConfig, resume: str, check: Callable[[Path], Checkpoint]
+) -> tuple[Checkpoint | None, list[str]]:
     steps = [step_of(path) for path in list_checkpoints(run)]
     if resume == "never":
         if steps:
@@ -137,12 +142,11 @@ def _starting_point(run: Path, config: RunConfig, resume: str) -> tuple[Checkpoi
             )
         return None, []
     if resume not in ("auto", "must"):
-        found = check_resumable(Path(resume))
-        _refuse_differences(found.path.parent.parent, config)
-        return found, []
+        _refuse_differences(Path(resume).parent.parent, config)
+        return check(Path(resume)), []
     if steps:
         _refuse_differences(run, config)
-        return find_checkpoint(run, check=check_resumable)
+        return find_checkpoint(run, check=check)
     if resume == "must":
         raise CheckpointError(f"'{run}' has no checkpoint to resume from, and --resume must was given")
     return None, []

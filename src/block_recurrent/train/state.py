@@ -12,7 +12,6 @@ A thread writes and hashes it from copies on the CPU while training continues.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -46,6 +45,7 @@ from block_recurrent.checkpoint import (
 )
 from block_recurrent.errors import CheckpointError, FileFormatError
 from block_recurrent.io import door
+from block_recurrent.io.atomic import remove
 from block_recurrent.io.tensors import check_finite, read_tensors
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
@@ -119,11 +119,12 @@ class TrainingState:
             problem = f"{error}; lower schedule.learning_rate or set train.clip, and resume"
         except (OSError, CheckpointException) as error:
             reason = f"{getattr(error, 'strerror', None) or error}".replace("\n", " ")
-            problem = f"{reason}; free some space, and rerun the same command to resume"
+            hint = "free some space, and " if "No space left" in reason or "quota" in reason else ""
+            problem = f"{reason}; {hint}rerun the same command to resume"
         problems = [found for found in self.runtime.gather(problem, group) if found]
         if problems:
             if self.runtime.is_main:
-                shutil.rmtree(aside_of(path), ignore_errors=True)
+                remove(aside_of(path))
             raise CheckpointError(
                 f"the checkpoint of step {step_of(path)} can't be written to '{path.parent}': {problems[0]} "
                 "(earlier checkpoints are intact)"
@@ -169,8 +170,27 @@ class TrainingState:
 
         return write
 
+    def check(self, path: Path) -> Checkpoint:
+        """The checkpoint, if training can resume from it, and its tensors are those of this model and optimizer."""
+        return check_resumable(path, self._check_part)
+
+    def _check_part(self, file: Path, tensors: dict[str, Tensor]) -> None:
+        if file.name == WEIGHTS:
+            check_fits(tensors, dict(self.model.named_parameters()), file)
+        elif file.name == OPTIMIZER:
+            check_fits(tensors, self._optimizer_tensors(), file)
+        elif file.name.startswith("memory-"):
+            lanes = self._lanes_in_file(int(file.stem[-5:]))
+            found = DocumentMemory.load(file).named_tensors()
+            check_fits(found, DocumentMemory.empty(self.model.config, lanes, "meta").named_tensors(), file)
+        elif file.name.startswith("random-"):
+            try:
+                torch.Generator().set_state(tensors["cpu"])
+            except (KeyError, TypeError, RuntimeError) as error:
+                raise FileFormatError(f"its random state is not one of torch's ({door.first_line(error)})") from None
+
     def load(self, path: Path, seed: int) -> list[str]:
-        """Resume from a checkpoint; returns notes about what has changed."""
+        """Resume from a checkpoint that `check` has accepted; returns notes about what has changed."""
         state = read_state(path)
         facts = state.pop("facts")
         self.counters = Counters(**state)
@@ -185,7 +205,8 @@ class TrainingState:
             if (there := facts.get(name)) != here
         ]
         if facts["world"] == self.runtime.world:
-            self._read_random_state(path)
+            random, _ = read_tensors(path / f"random-{_suffix(self.runtime.rank, self.runtime.world)}")
+            rt.set_random_state(random, self.runtime.device)
         else:
             rt.seed(seed + self.counters.step, self.runtime.rank)
             notes.append(
@@ -193,14 +214,6 @@ class TrainingState:
                 "but dropout uses different random numbers, and sums are rounded in a different order"
             )
         return notes
-
-    def _read_random_state(self, path: Path) -> None:
-        random, _ = read_tensors(path / f"random-{_suffix(self.runtime.rank, self.runtime.world)}")
-        try:
-            rt.set_random_state(random, self.runtime.device)
-        except (KeyError, TypeError, RuntimeError) as error:
-            reason = f"its random state is not one of torch's ({door.first_line(error)})"
-            raise CheckpointError(f"checkpoint '{path}' can't be resumed: {reason}") from None
 
     def load_weights(self, path: Path) -> None:
         """Load only the weights of a checkpoint."""
@@ -226,18 +239,13 @@ class TrainingState:
             return
         self.load_weights(path)
         stored, _ = read_tensors(path / OPTIMIZER)
-        own = self._optimizer_tensors()
-        check_fits(stored, own, path)
-        for name, x in own.items():
+        for name, x in self._optimizer_tensors().items():
             _assign(x, stored[name])
 
     def _read_memory(self, path: Path, world: int) -> None:
         """The lanes of this process, from the files that contain them."""
         groups, size = len(self.memories), self.memories[0].lanes
-        first = self.runtime.rank * groups * size
-        if (groups * size * self.runtime.world) % world:
-            raise CheckpointError(f"checkpoint '{path}' can't be resumed: its lanes can't be of {world} processes")
-        in_file = groups * size * self.runtime.world // world
+        first, in_file = self.runtime.rank * groups * size, self._lanes_in_file(world)
         files = range(first // in_file, -(-(first + groups * size) // in_file))
         loaded = [DocumentMemory.load(path / f"memory-{_suffix(rank, world)}") for rank in files]
         memory = (loaded[0] if len(loaded) == 1 else DocumentMemory.cat(loaded)).adopted_by(self.model)
@@ -249,9 +257,18 @@ class TrainingState:
             for g in range(groups)
         ]
 
+    def _lanes_in_file(self, world: int) -> int:
+        """The lanes of each process, where so many have saved them."""
+        lanes = len(self.memories) * self.memories[0].lanes * self.runtime.world
+        if lanes % world:
+            raise FileFormatError(f"its lanes can't be of {world} processes")
+        return lanes // world
 
-def check_resumable(path: Path) -> Checkpoint:
-    """The checkpoint, if training can resume from it: complete, intact and finite."""
+
+def check_resumable(
+    path: Path, check_part: Callable[[Path, dict[str, Tensor]], None] = lambda file, tensors: None
+) -> Checkpoint:
+    """The checkpoint, if training can resume from it: complete, intact and finite, and `check_part` raises no error."""
     found = verify(path)
     try:
         state = read_state(path)
@@ -261,7 +278,9 @@ def check_resumable(path: Path) -> Checkpoint:
             if not (path / name).is_file():
                 raise FileFormatError(f"it has no {name}")
         for file in sorted(path.glob("*.safetensors")):
-            check_finite(read_tensors(file)[0])
+            tensors, _ = read_tensors(file)
+            check_finite(tensors)
+            check_part(file, tensors)
     except FileFormatError as error:
         raise CheckpointError(f"checkpoint '{path}' can't be resumed: {error}") from None
     return found
@@ -306,7 +325,7 @@ def _suffix(rank: int, world: int) -> str:
 
 
 def _fresh_folder(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    remove(folder)
     folder.mkdir(parents=True)
 
 

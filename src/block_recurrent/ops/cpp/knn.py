@@ -91,9 +91,18 @@ def _knn_attend(q: Tensor, keys: Tensor, values: Tensor, scores: Tensor, slots: 
     B, H, w, K = q.shape
     M, n = keys.shape[2], slots.shape[3]
     out, found = tokens_first(q), (B, H, w, n)
-    entries = tensor(values, (B, H, M, K)), pointer(scores, found), pointer(slots, found, torch.int64)
-    _attend(_Search.of(q, M, n), *entries, tensor(out, (B, H, w, K)))
+    _attend(
+        _Search.of(q, M, n), tensor(values, (B, H, M, K)), *_chosen(scores, slots, found, M), tensor(out, (B, H, w, K))
+    )
     return out
+
+
+def _chosen(scores: Tensor, slots: Tensor, found: tuple[int, ...], entries: int) -> tuple[int | None, int | None]:
+    """What was found, for C, which computes addresses from the slots."""
+    pointers = pointer(scores, found), pointer(slots, found, torch.int64)
+    low, high = (int(bound) for bound in slots.aminmax()) if slots.numel() else (0, 0)
+    check(low >= 0 and high < entries, f"slots from {low} to {high} of {entries} entries")
+    return pointers
 
 
 torch.library.register_fake("brt::knn_attend")(lambda q, *_: tokens_first(q))
@@ -109,7 +118,7 @@ def _knn_attend_backward(
     M, n = keys.shape[2], slots.shape[3]
     dq, found = tokens_first(q), (B, H, w, n)
     entries = tensor(keys, (B, H, M, K)), tensor(values, (B, H, M, K))
-    chosen = pointer(scores, found), pointer(slots, found, torch.int64)
+    chosen = _chosen(scores, slots, found, M)
     _attend_backward(_Search.of(q, M, n), *entries, *chosen, tensor(d_out, (B, H, w, K)), tensor(dq, (B, H, w, K)))
     return dq
 
