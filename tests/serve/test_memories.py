@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from block_recurrent.inference.session import Session
 from block_recurrent.inference.session_file import read_memory_file, save_session
 from block_recurrent.inference.trail import Place, Trail
 from block_recurrent.serve.limits import Limits
+from block_recurrent.serve.reading import MOST_POINTS
 
 from .conftest import Served, book, serving
 
@@ -209,6 +211,33 @@ def test_checkpoints_that_nobody_names_are_deleted(served: Served) -> None:
         assert files() == 3
         other.client.delete("/v1/memories/b")
         assert files() == 0
+
+
+def test_what_is_continued_may_be_deleted_meanwhile(served: Served) -> None:
+    """Its checkpoints stay for the memory that will have them."""
+    served.read("source", TEXT)
+    with served.client.stream(
+        "POST", "/v1/completions",
+        json={"memory": "source", "save_as": "continued", "max_tokens": 300, "stream": True, "end_at_mark": False},
+    ) as answer:  # fmt: skip
+        lines = answer.iter_lines()
+        next(lines)
+        assert served.client.delete("/v1/memories/source").status_code == 200
+        assert not any('"error"' in line for line in lines)
+    trail = served.client.get("/v1/memories/continued").json()["trail"]
+    assert len(trail) > 3
+    for at in trail:
+        assert served.complete(memory=f"continued@{at}", max_tokens=2)["usage"]["memory_tokens"] == at
+    served.client.delete("/v1/memories/continued")
+    assert not served.server.store._reserved
+
+
+def test_the_trace_is_even(served: Served) -> None:
+    at = served.read("even", book(9000, seed=2))["trace"]["at"]
+    assert len(at) == MOST_POINTS
+    assert at == sorted(at)
+    gaps = [b - a for a, b in pairwise(at[:-1])]
+    assert max(gaps) <= 3 * min(gaps)
 
 
 def test_a_server_that_starts_again_has_all_of_it(served: Served) -> None:

@@ -243,7 +243,7 @@ async def _written(server: Server, job: Job) -> AsyncGenerator[dict[str, Any]]:
                 memory = await asyncio.to_thread(save, body.save_as, model, writers[0].state, trail, notes)
                 job.saved = {"name": memory.name, "tokens": memory.tokens}
         finally:
-            server.store.abandon(trail)
+            server.store.release(trail)
 
 
 def _model(model: Served) -> dict[str, Any]:

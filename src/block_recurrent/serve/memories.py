@@ -202,7 +202,7 @@ async def _read(
                 save = server.store.save
                 memory = await asyncio.to_thread(save, name, model, book.state, book.trail, notes)
             finally:
-                server.store.abandon(book.trail)
+                server.store.release(book.trail)
             yield {"memory": _info(server, memory)}
 
 
@@ -228,6 +228,8 @@ class Book:
                 tokens = self.reading.state.position
                 rate = (tokens - start.position - skipped) / (time.perf_counter() - began)
                 yield {"bytes": done, "tokens": tokens, "reused": skipped, "tokens_per_second": round(rate)}
+        if self.reading.state.position > start.position + skipped:
+            await self._reached(self.reading, least=1)  # so that a text that extends this one need not be read again
         self.state = replace(await self.reading.finish(), text=text, held=held)
         self.server.counts["read"] += self.state.position - start.position - skipped
         self.server.counts["reused"] += skipped
@@ -246,16 +248,19 @@ class Book:
         self.reading.prefix = Prefix.of(self.model)
         if (found := await asyncio.to_thread(find)) is None:
             return 0
-        self.trail, prefix = found
-        place = self.trail.places[-1]
+        found_trail, prefix = found
+        place = found_trail.places[-1]
+        self.trail = await asyncio.to_thread(self.server.store.reserve, found_trail)
+        if place not in self.trail.places:  # deleted in the meantime
+            return 0
         state = await asyncio.to_thread(self.server.store.load_place, place, self.model)
         self.reading = Reading(self.model, state, prefix, watch=True)
         return place.position
 
-    async def _reached(self, reading: Reading) -> None:
+    async def _reached(self, reading: Reading, least: int | None = None) -> None:
         position = reading.state.position
         last = self.trail.places[-1].position if self.trail.places else 0
-        if position - last >= self.server.limits.trail_every:
+        if position - last >= (least or self.server.limits.trail_every):
             prefix = reading.prefix.key() if reading.prefix else None
             place = await asyncio.to_thread(self.server.store.checkpoint, self.model, reading.state, prefix)
             self.trail = self.server.store.extended(self.trail, place)
@@ -311,7 +316,7 @@ def _info(server: Server, memory: Memory, whole: bool = True) -> dict[str, Any]:
     }
     if whole:
         ending = model.tokenizer.decode_bytes(list(memory.recent)).decode(errors="replace") if model else ""
-        info |= {"trace": notes.get("trace") or {}, "ending": ending.lstrip("\ufffd")}
+        info |= {"trace": notes.get("trace") or {}, "ending": ending.lstrip("\ufffd"), "recent": memory.recent}
     return info
 
 

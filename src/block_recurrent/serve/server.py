@@ -70,8 +70,10 @@ class Server:
 
     async def read_prompt(self, model: Served, state: SessionState, tokens: Tokens) -> tuple[SessionState, int]:
         """The state after these tokens, and how many of them were reused from a stored memory."""
-        reused = 0
-        if state.position == 0 and (found := await asyncio.to_thread(self.store.find_prefix, model, [tokens])):
+        reused, found = 0, None
+        if state.position == 0 and len(tokens) > model.call_tokens:
+            found = await asyncio.to_thread(self.store.find_prefix, model, [tokens])
+        if found:
             with suppress(BlockRecurrentError, OSError):  # deleted in the meantime: read again
                 state = await asyncio.to_thread(self.store.load_place, found[0].places[-1], model)
                 reused = found[0].places[-1].position
