@@ -233,7 +233,14 @@ def test_what_is_continued_may_be_deleted_meanwhile(served: Served) -> None:
 
 
 def test_the_trace_is_even(served: Served) -> None:
-    at = served.read("even", book(9000, seed=2))["trace"]["at"]
+    """Also if the text is read in parts, or its beginning was read before."""
+    text = book(9000, seed=2)
+    served.read("even", text[: len(text) // 3])
+    whole = served.read("whole", text)["trace"]
+    at = served.read("even", text[len(text) // 3 :], **{"from": "even"})["trace"]["at"]
+    assert served.client.get("/v1/memories/even").json()["tokens"] == whole["at"][-1]
+    assert whole["at"][0] == 512
+    assert whole["at"][-1] - whole["at"][-2] < 3 * 512
     assert len(at) == MOST_POINTS
     assert at == sorted(at)
     gaps = [b - a for a, b in pairwise(at[:-1])]

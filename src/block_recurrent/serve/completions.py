@@ -43,14 +43,18 @@ class CompletionRequest(BaseModel):
     prompt: str | list[str] | list[int] | list[list[int]] = Field(
         "", description="A text or a list of tokens, or several of either."
     )
-    max_tokens: int = Field(16, ge=1)
+    max_tokens: int = Field(16, ge=1, description="Maximum number of tokens to generate.")
     temperature: float = Field(1.0, ge=0, description="0 is greedy.")
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Sample from the most likely tokens whose probabilities add up to this."
+    )
     n: int = Field(1, ge=1, le=128, description="Completions per prompt; the i-th uses seed + i.")
-    stream: bool = False
+    stream: bool = Field(False, description="Send every token as it is generated, as server-sent events.")
     stream_options: StreamOptions | None = None
-    logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
-    stop: str | list[str] | None = None
+    logprobs: int | None = Field(
+        None, ge=0, le=MOST_ALTERNATIVES, description="Log-probabilities of the tokens, and of so many alternatives."
+    )
+    stop: str | list[str] | None = Field(None, description="Strings that end the text; they are not part of it.")
     seed: int | None = Field(None, ge=0, lt=2**53, description="Random seed; chosen at random by default.")
     user: str | None = None
     echo: Unused = False
@@ -59,9 +63,11 @@ class CompletionRequest(BaseModel):
     logit_bias: Unused = None
     presence_penalty: Unused = 0
     frequency_penalty: Unused = 0
-    top_k: int = Field(0, ge=0)
-    min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0)
+    top_k: int = Field(0, ge=0, description="Sample from the k most likely tokens; 0: from all.")
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="Drop tokens less likely than this fraction of the most likely one."
+    )
+    repetition_penalty: float = Field(1.0, gt=0, description="Above 1: make recent tokens less likely.")
     end_at_mark: bool = Field(True, description="Whether to stop at the end-of-document token.")
     memory: str | None = Field(None, description="The memory to continue from: NAME, or NAME@POSITION of its trail.")
     save_as: str | None = Field(None, description="Save the memory after the text under this name.")
@@ -159,6 +165,7 @@ async def models(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/models/{model}")
 async def model(request: Request, model: str) -> dict[str, Any]:
+    """A model: the hash of its weights, the size of its memories, its window and recurrent layers."""
     return _model(request.app.state.server.model(model))
 
 

@@ -70,12 +70,14 @@ async def info(request: Request, name: str) -> dict[str, Any]:
 
 @router.delete("/{name}")
 async def delete(request: Request, name: str) -> dict[str, Any]:
+    """Delete a memory, and those checkpoints of its trail that no other memory has."""
     await asyncio.to_thread(request.app.state.server.store.delete, name)
     return {"object": "memory.deleted", "name": name, "deleted": True}
 
 
 @router.patch("/{name}")
 async def rename(request: Request, name: str, body: RenameRequest) -> dict[str, Any]:
+    """Give a memory another name."""
     server: Server = request.app.state.server
     return _info(server, await asyncio.to_thread(server.store.rename, name, body.name))
 
@@ -192,13 +194,12 @@ async def _read(
             notes: dict[str, Any] = {}
             if source is not None:
                 book.trail, notes = await asyncio.to_thread(server.store.trail_to, source, name)
+                book.reading.trace = notes.get("trace") or {}
             try:
                 async with aclosing(book.read(path)) as events:
                     async for event in events:
                         yield event | {"total_bytes": total}
-                notes |= {"trace": _joined(notes.get("trace"), book.reading.trace)} | (
-                    {"title": title} if title else {}
-                )
+                notes |= {"trace": book.reading.trace} | ({"title": title} if title else {})
                 save = server.store.save
                 memory = await asyncio.to_thread(save, name, model, book.state, book.trail, notes)
             finally:
@@ -255,6 +256,7 @@ class Book:
             return 0
         state = await asyncio.to_thread(self.server.store.load_place, place, self.model)
         self.reading = Reading(self.model, state, prefix, watch=True)
+        self.reading.trace = self.server.store.trace_to(place)
         return place.position
 
     async def _reached(self, reading: Reading, least: int | None = None) -> None:
@@ -318,10 +320,3 @@ def _info(server: Server, memory: Memory, whole: bool = True) -> dict[str, Any]:
         ending = model.tokenizer.decode_bytes(list(memory.recent)).decode(errors="replace") if model else ""
         info |= {"trace": notes.get("trace") or {}, "ending": ending.lstrip("\ufffd"), "recent": memory.recent}
     return info
-
-
-def _joined(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
-    """One trace after the other."""
-    if not before:
-        return after
-    return {name: before[name] + after.get(name, []) for name in before} if after else before

@@ -182,7 +182,7 @@ def _with_point(
             point[f"{i + 1} state change"] = ((new.state - old.state).norm() / new.state.norm().clamp_min(1e-12)).item()
     point |= {f"{i + 1} {name}": sum(means) / len(means) for (i, name), means in gates.items()}
     longer = {name: [*trace.get(name, []), round(value, 4)] for name, value in point.items()}
-    if len(at := longer["at"]) > MOST_POINTS:
+    while len(at := longer["at"]) > MOST_POINTS:
         closest = min(range(1, len(at) - 1), key=lambda i: at[i + 1] - at[i - 1])
         longer = {name: values[:closest] + values[closest + 1 :] for name, values in longer.items()}
     return longer

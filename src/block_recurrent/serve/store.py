@@ -150,6 +150,11 @@ class Store:
                     found = trail, prefix
         return found
 
+    def trace_to(self, place: Place) -> dict[str, Any]:
+        """The trace of the state up to a checkpoint, by a memory that has it."""
+        own = (m for m in self._known.copy().values() if place in m.trail.places)
+        return next((trace for m in own if (trace := _notes_at(m, place.position).get("trace"))), {})
+
     def path_of(self, reference: str) -> Path:
         match = re.fullmatch(REFERENCE, reference, re.ASCII)
         if not match:
