@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +84,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One for the tests of a file, with checkpoints every 512 tokens."""
     with serving(tmp_path_factory.mktemp("memories"), Limits(trail_every=512, waiting=100)) as served:
         yield served
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
 
 
 def book(words: int, seed: int = 0) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -12,11 +14,11 @@ import pytest
 
 from block_recurrent.inference.session import Session
 from block_recurrent.inference.session_file import read_memory_file, save_session
-from block_recurrent.inference.trail import Place, Trail
+from block_recurrent.inference.trail import Place, Trail, save_checkpoint
 from block_recurrent.serve.limits import Limits
 from block_recurrent.serve.reading import MOST_POINTS
 
-from .conftest import Served, book, serving
+from .conftest import Served, book, serving, wait_until
 
 TEXT = book(600, seed=5)
 
@@ -229,7 +231,32 @@ def test_what_is_continued_may_be_deleted_meanwhile(served: Served) -> None:
     for at in trail:
         assert served.complete(memory=f"continued@{at}", max_tokens=2)["usage"]["memory_tokens"] == at
     served.client.delete("/v1/memories/continued")
-    assert not served.server.store._reserved
+    wait_until(lambda: not served.server.store._reserved)
+
+
+def test_a_read_that_is_cancelled_while_a_checkpoint_is_saved_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    def slow(*given: object) -> Place:
+        begun.set()
+        time.sleep(0.3)
+        return save_checkpoint(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("block_recurrent.serve.store.save_checkpoint", slow)
+    with serving(tmp_path, Limits(trail_every=512)) as served:
+        for path in ("gone/read", "gone/read?stream=true"):
+            begun.clear()
+            with socket.create_connection((served.client.base_url.host, served.client.base_url.port)) as connection:
+                text = TEXT.encode()
+                head = f"POST /v1/memories/{path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(text)}\r\n\r\n"
+                connection.sendall(head.encode() + text)
+                assert begun.wait(60)
+            wait_until(lambda: served.server.admission.count == 0)
+            time.sleep(0.4)
+            wait_until(lambda: not list((tmp_path / "trail").glob("*")))
+            assert not served.server.store._reserved
 
 
 def test_the_trace_is_even(served: Served) -> None:

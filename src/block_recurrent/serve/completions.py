@@ -9,6 +9,8 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import itemgetter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -230,7 +232,8 @@ async def _written(server: Server, job: Job) -> AsyncGenerator[dict[str, Any]]:
         start = await server.state_of(model, body.memory)
         job.memory_tokens = start.position if body.memory else 0
         if body.save_as is not None and body.memory is not None:
-            trail, notes = await asyncio.to_thread(server.store.trail_to, body.memory, body.save_as)
+            work = partial(server.store.trail_to, body.memory, body.save_as)
+            trail, notes = await server.hold(work, itemgetter(0))
         try:
             for prompt in body.prompts():
                 piece = prompt_tokens(model, start, prompt)
@@ -250,7 +253,7 @@ async def _written(server: Server, job: Job) -> AsyncGenerator[dict[str, Any]]:
                 memory = await asyncio.to_thread(save, body.save_as, model, writers[0].state, trail, notes)
                 job.saved = {"name": memory.name, "tokens": memory.tokens}
         finally:
-            server.store.release(trail)
+            server.release(trail)
 
 
 def _model(model: Served) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -193,7 +195,8 @@ async def _read(
             book = Book(server, model, await server.state_of(model, source))
             notes: dict[str, Any] = {}
             if source is not None:
-                book.trail, notes = await asyncio.to_thread(server.store.trail_to, source, name)
+                work = partial(server.store.trail_to, source, name)
+                book.trail, notes = await server.hold(work, itemgetter(0))
                 book.reading.trace = notes.get("trace") or {}
             try:
                 async with aclosing(book.read(path)) as events:
@@ -203,7 +206,7 @@ async def _read(
                 save = server.store.save
                 memory = await asyncio.to_thread(save, name, model, book.state, book.trail, notes)
             finally:
-                server.store.release(book.trail)
+                server.release(book.trail)
             yield {"memory": _info(server, memory)}
 
 
@@ -251,7 +254,7 @@ class Book:
             return 0
         found_trail, prefix = found
         place = found_trail.places[-1]
-        self.trail = await asyncio.to_thread(self.server.store.reserve, found_trail)
+        self.trail = await self.server.hold(partial(self.server.store.reserve, found_trail), lambda trail: trail)
         if place not in self.trail.places:  # deleted in the meantime
             return 0
         state = await asyncio.to_thread(self.server.store.load_place, place, self.model)
@@ -264,8 +267,10 @@ class Book:
         last = self.trail.places[-1].position if self.trail.places else 0
         if position - last >= (least or self.server.limits.trail_every):
             prefix = reading.prefix.key() if reading.prefix else None
-            place = await asyncio.to_thread(self.server.store.checkpoint, self.model, reading.state, prefix)
-            self.trail = self.server.store.extended(self.trail, place)
+            work = partial(self.server.store.checkpoint, self.model, reading.state, prefix)
+            place = await self.server.hold(work, lambda place: Trail((place,)))
+            before, self.trail = self.trail, self.trail.add(place, self.server.limits.trail)
+            self.server.release(Trail(tuple(p for p in (*before.places, place) if p not in self.trail.places)))
 
 
 def _check_plain(request: Request) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from block_recurrent.errors import BlockRecurrentError, did_you_mean
 from block_recurrent.inference.session_state import SessionState
+from block_recurrent.inference.trail import Trail
 from block_recurrent.serve.guard import error_body
 from block_recurrent.serve.limits import Admission, Limits, RequestError
 from block_recurrent.serve.reading import Reading, Served, Tokens
@@ -67,6 +68,25 @@ class Server:
         if memory is None:
             return model.beginning
         return await asyncio.to_thread(self.store.load, memory, model)
+
+    async def hold(self, work: Callable[[], T], trail: Callable[[T], Trail]) -> T:
+        """The result of `work`, in another thread, with a reserved trail; released if the request ends meanwhile."""
+        running = asyncio.ensure_future(asyncio.to_thread(work))
+
+        def too_late(done: asyncio.Future[T]) -> None:
+            if not (done.cancelled() or done.exception()):
+                self.release(trail(done.result()))
+
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            running.add_done_callback(too_late)
+            raise
+
+    def release(self, trail: Trail) -> None:
+        """In another thread, since the store may be busy; not awaited, since the request may have been cancelled."""
+        if trail.places:
+            asyncio.get_running_loop().run_in_executor(None, self.store.release, trail)
 
     async def read_prompt(self, model: Served, state: SessionState, tokens: Tokens) -> tuple[SessionState, int]:
         """The state after these tokens, and how many of them were reused from a stored memory."""

@@ -195,20 +195,12 @@ class Store:
     def reserve(self, trail: Trail) -> Trail:
         """The checkpoints that still exist; they do until they are released."""
         with self._lock:
-            kept = Trail(tuple(p for p in trail.places if checkpoint_path(self.folder, p).is_file()))
-            self._reserved.update(place.id for place in kept.places)
-            return kept
-
-    def extended(self, trail: Trail, place: Place) -> Trail:
-        """The trail with one more checkpoint; those that it drops are deleted, unless other memories use them."""
-        longer = trail.add(place, self.limits.trail)
-        self.release(Trail(tuple(p for p in (*trail.places, place) if p not in longer.places)))
-        return longer
+            there = self._there(trail)
+            self._reserved.update(place.id for place in there.places)
+            return there
 
     def release(self, trail: Trail) -> None:
         """The trail has been saved, or will not be: delete its checkpoints that nobody uses."""
-        if not trail.places:
-            return
         with self._lock:
             self._reserved -= Counter(place.id for place in trail.places)
             self._drop(trail)
@@ -219,7 +211,7 @@ class Store:
             self.check_new(name)
             old = self._known.get(name)
             facts = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": model.id} | notes
-            save_session(model.session(state), self._path(name), facts | trail.to_notes())
+            save_session(model.session(state), self._path(name), facts | self._there(trail).to_notes())
             self._known[name] = _memory(name, self._path(name))
             self._remember(self._path(name), self._path(name).stat().st_mtime_ns, state)
             self._drop(old.trail if old else Trail())
@@ -292,6 +284,9 @@ class Store:
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}{SUFFIX}"
+
+    def _there(self, trail: Trail) -> Trail:
+        return Trail(tuple(place for place in trail.places if checkpoint_path(self.folder, place).is_file()))
 
     def _remember(self, path: Path, stamp: int, state: SessionState) -> None:
         with self._cache_lock:
