@@ -21,7 +21,7 @@ from block_recurrent.inference.session import Session
 httpx = pytest.importorskip("httpx", reason="tests of the server need httpx")
 uvicorn = pytest.importorskip("uvicorn", reason="tests of the server need the extra 'serve'")
 
-from block_recurrent.serve.app import make_app  # noqa: E402
+from block_recurrent.serve.app import Model, make_app  # noqa: E402
 from block_recurrent.serve.limits import Limits  # noqa: E402
 
 
@@ -62,9 +62,12 @@ def make_engine(seed: int = 0) -> Engine:
 
 
 @contextmanager
-def serving(folder: Path, limits: Limits, name: str = "micro", **options: Any) -> Iterator[Served]:
-    engine = make_engine()
-    app = make_app([(name, "a test's model", engine, load_tokenizer("bytes"))], folder, limits, **options)
+def serving(
+    folder: Path, limits: Limits, name: str = "micro", model: Model | None = None, **options: Any
+) -> Iterator[Served]:
+    model = model or (name, "a test's model", make_engine(), load_tokenizer("bytes"))
+    engine = model[2]
+    app = make_app([model], folder, limits, **options)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, daemon=True)
     with app.state.server.store.opened():

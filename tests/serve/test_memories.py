@@ -15,6 +15,7 @@ import pytest
 from block_recurrent.inference.session import Session
 from block_recurrent.inference.session_file import read_memory_file, save_session
 from block_recurrent.inference.trail import Place, Trail, save_checkpoint
+from block_recurrent.serve.app import load_model
 from block_recurrent.serve.limits import Limits
 from block_recurrent.serve.reading import MOST_POINTS
 
@@ -105,6 +106,16 @@ def test_forks_go_their_own_ways(served: Served) -> None:
     same = served.client.get(f"/v1/memories/trunk/diff/branch@{before['tokens']}").json()
     assert same["same_text"]
     assert {row["largest"] for row in same["layers"]} == {0.0}
+
+
+def test_a_word_that_may_continue_is_shown(tmp_path: Path) -> None:
+    """Its tokens depend on what follows; until then, it is kept as text."""
+    model, _ = load_model("books", "last", "cpu", "float32")
+    with serving(tmp_path, Limits(), model=model) as served:
+        info = served.read("held", "Hello there, my friend")
+        assert (info["ending"], info["held"]) == ("Hello there, my friend", " friend")
+        assert info["text_bytes"] == len("Hello there, my friend")
+        assert info["model_name"].startswith("books, step ")
 
 
 def test_names_change_and_go(served: Served) -> None:

@@ -177,9 +177,13 @@ async def complete(request: Request, body: CompletionRequest) -> Response | dict
     server: Server = request.app.state.server
     job = _checked(server, body)
     if body.stream:
-        with server.admission.take(body.n * len(body.prompts())):
-            pass  # raise errors while the status code can still be set
-        return event_stream(_events(server, job), server.limits.seconds, request.app.state.described)
+        events = _events(server, job)
+
+        async def first() -> dict[str, Any]:
+            return await anext(events)
+
+        begun = await while_wanted(request, server.limits.seconds, first())  # errors until then have a status code
+        return event_stream(begun, events, server.limits.seconds, request.app.state.described)
     return await while_wanted(request, server.limits.seconds, _whole(server, job))
 
 

@@ -159,7 +159,7 @@ async def read(
     if stream:
         # Read the text before the response begins: browsers read no response before they have sent everything.
         first = await anext(job)
-        return event_stream(_then(first, job), server.limits.seconds, request.app.state.described)
+        return event_stream(first, job, server.limits.seconds, request.app.state.described)
     events: list[dict[str, Any]] = []
     async with aclosing(job):
         await anext(job)
@@ -170,15 +170,6 @@ async def read(
 
         await while_wanted(request, server.limits.seconds, rest())
     return events[0]["memory"]
-
-
-async def _then(first: dict[str, Any], job: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
-    try:
-        yield first
-        async for event in job:
-            yield event
-    finally:
-        await job.aclose()
 
 
 async def _read(
@@ -322,6 +313,10 @@ def _info(server: Server, memory: Memory, whole: bool = True) -> dict[str, Any]:
         "trail": [place.position for place in memory.trail.places],
     }
     if whole:
-        ending = model.tokenizer.decode_bytes(list(memory.recent)).decode(errors="replace") if model else ""
-        info |= {"trace": notes.get("trace") or {}, "ending": ending.lstrip("\ufffd"), "recent": memory.recent}
+        raw = model.tokenizer.decode_bytes(list(memory.recent)) if model else b""
+        ending, held = (
+            (raw + memory.held).decode(errors="replace").lstrip("\ufffd"),
+            memory.held.decode(errors="replace"),
+        )
+        info |= {"trace": notes.get("trace") or {}, "ending": ending, "held": held, "recent": memory.recent}
     return info

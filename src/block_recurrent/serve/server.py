@@ -131,21 +131,27 @@ async def _cancelled(*tasks: Awaitable[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def event_stream(events: AsyncGenerator[dict[str, Any]], seconds: float, described: Any) -> StreamingResponse:
+def event_stream(
+    first: dict[str, Any], events: AsyncGenerator[dict[str, Any]], seconds: float, described: Any
+) -> StreamingResponse:
     """Server-sent events, with an error as the last one if something fails. Ends when the client disconnects."""
 
     async def lines() -> AsyncIterator[str]:
         try:
+            yield _line(first)
             async with asyncio.timeout(seconds):
                 async for event in events:
-                    yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
+                    yield _line(event)
                 yield "data: [DONE]\n\n"
         except TimeoutError:
-            body = error_body(TOO_LONG, f"the request took longer than the limit of {seconds} seconds")
-            yield f"data: {json.dumps(body)}\n\n"
+            yield _line(error_body(TOO_LONG, f"the request took longer than the limit of {seconds} seconds"))
         except (BlockRecurrentError, OSError) as error:
-            yield f"data: {json.dumps(described(error))}\n\n"
+            yield _line(described(error))
         finally:
             await events.aclose()
 
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+def _line(event: dict[str, Any]) -> str:
+    return f"data: {json.dumps(event, ensure_ascii=False)}\n\n"

@@ -49,6 +49,7 @@ class Memory:
     text_hash: str
     text_bytes: int
     recent: tuple[int, ...]
+    held: bytes
     notes: dict[str, Any]
 
     @property
@@ -320,10 +321,11 @@ def _memory(name: str, path: Path) -> Memory:
     header = load_header(path)
     try:
         extra = header["extra"]
-        text_bytes = int(extra["text"]["length"]) + len(extra["held"]) // 2
+        held = bytes.fromhex(extra["held"])
+        text_bytes = int(extra["text"]["length"]) + len(held)
         recent = tuple(int(token) for token in extra["recent"])
         facts = str(header["fingerprint"]), str(extra["model_name"]), int(header["tokens_read"][0])
-        memory = Memory(name, *facts, str(extra["text_hash"]), text_bytes, recent, dict(extra.get("notes", {})))
+        memory = Memory(name, *facts, str(extra["text_hash"]), text_bytes, recent, held, dict(extra.get("notes", {})))
         assert memory.trail is not None
         return memory
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:

@@ -33,8 +33,9 @@ async function showWorth(memory) {
     const first = tokens.find((token) => token.text);
     if (first) first.text = first.text.replace(/^\ufffd+/, ""); // the end of a character that began before
     const text = tokens.map((token) => token.text).join("");
-    if (desk.memory !== memory || desk.passages.length || desk.writing || !text || !memory.ending.endsWith(text)) return;
-    desk.passages.push({ at, end: memory.tokens, before: memory.ending.slice(0, -text.length), tokens });
+    const shown = text + memory.held; // no tokens yet: they depend on what follows
+    if (desk.memory !== memory || desk.passages.length || desk.writing || !text || !memory.ending.endsWith(shown)) return;
+    desk.passages.push({ at, end: memory.tokens, before: memory.ending.slice(0, -shown.length), tokens, after: memory.held });
     return draw();
   }
 }
@@ -45,7 +46,7 @@ function draw() {
   hideTip();
   const shown = desk.passages.length ? desk.passages[0].before : desk.memory.ending;
   $("text").replaceChildren(element("span", { class: "ending" }, shown.slice(-600)));
-  desk.passages.forEach((passage, p) => passage.tokens.forEach((token, t) => $("text").append(span(token, p, t))));
+  desk.passages.forEach((passage, p) => $("text").append(...passage.tokens.map((token, t) => span(token, p, t)), passage.after ?? ""));
   $("text").scrollTop = $("text").scrollHeight;
   $("legend").hidden = $("against").parentElement.hidden = !desk.passages.length;
 }
