@@ -28,7 +28,7 @@ NOTE = (
     "the given precision. streams: tokens per second of all streams together, the best round, until the last event of "
     "each has arrived; each has a prompt of 8 or 9 bytes, from the beginning of a document or after a memory of "
     "2,048 tokens, which fills every cache; ratio over one stream. first: milliseconds to the first token of a request "
-    "from a saved memory, for which the server has read so many bytes, the median; ratio over the near one. peer: "
+    "from a saved memory, for which the server has read that many bytes, the median; ratio over the near one. peer: "
     "transformers' generate behind FastAPI, one request at a time, GPT-2 of the same width and depth. Many clients "
     f"request continuations of the same text of nearly {CONTEXT} tokens; ours "
     "continues from the memory of the text, the peer from its cache of the text, which it keeps between requests. "

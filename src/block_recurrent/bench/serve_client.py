@@ -23,7 +23,7 @@ class Client:
         self.port = port
 
     def ask(self, method: str, path: str, body: Any = None, seconds: float = 600) -> tuple[int, Any]:
-        """Status and JSON of the response, which must begin within so many seconds; body: JSON or raw bytes."""
+        """Status and JSON of the response, which must begin within this time; body: JSON or raw bytes."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
         try:
             kind = "text/plain" if isinstance(body, bytes) else "application/json"

@@ -54,7 +54,7 @@ class CompletionRequest(BaseModel):
     stream: bool = Field(False, description="Send every token as it is generated, as server-sent events.")
     stream_options: StreamOptions | None = None
     logprobs: int | None = Field(
-        None, ge=0, le=MOST_ALTERNATIVES, description="Log-probabilities of the tokens, and of so many alternatives."
+        None, ge=0, le=MOST_ALTERNATIVES, description="Log-probabilities of the tokens, and of this many alternatives."
     )
     stop: str | list[str] | None = Field(None, description="Strings that end the text; they are not part of it.")
     seed: int | None = Field(None, ge=0, lt=2**53, description="Random seed; chosen at random by default.")

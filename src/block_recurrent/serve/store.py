@@ -201,7 +201,7 @@ class Store:
             return there
 
     def release(self, trail: Trail) -> None:
-        """The trail has been saved, or will not be: delete its checkpoints that nobody uses."""
+        """The trail has been saved, or will not be: delete its checkpoints that are not in use."""
         with self._lock:
             self._reserved -= Counter(place.id for place in trail.places)
             self._drop(trail)
