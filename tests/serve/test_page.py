@@ -45,7 +45,7 @@ def phone(served: Served, browser: Any) -> Iterator[Any]:
 
 
 def opened(served: Served, browser: Any, theme: str, width: int) -> Iterator[Any]:
-    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=theme)
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=theme, has_touch=width < 500)
     context.set_default_timeout(SECONDS)
     page = context.new_page()
     problems: list[str] = []
@@ -163,6 +163,11 @@ def test_after_a_reload_the_end_has_its_colours(phone: Any, served: Served, tmp_
     assert phone.locator("#text span[data-worth]").count() == ENDING + 5 + 9
     before = TEXT.encode()[: SIZE - ENDING].decode(errors="ignore")  # the checkpoint may lie within a character
     assert before[-20:] in phone.inner_text("#text .ending")[-22:]
+    phone.locator("#text span[data-i]:visible").nth(3).tap()
+    phone.wait_for_timeout(400)
+    assert "with an empty memory" in phone.inner_text("#tip")
+    phone.tap("#title")
+    assert phone.is_hidden("#tip")
 
 
 def test_another_memory_is_opened_while_one_is_written(

@@ -287,4 +287,9 @@ $("tip").addEventListener("keydown", (event) => {
   event.preventDefault();
   rows[rows.indexOf(document.activeElement) + step]?.focus();
 });
-$("text").addEventListener("click", (event) => tokenAt(event.target) && showTip(event.target));
+document.addEventListener("click", (event) => {
+  if (event.target.closest("#tip")) return;
+  clearTimeout(leaving); // a finger leaves before it clicks
+  if (tokenAt(event.target)) showTip(event.target);
+  else hideTip();
+});
