@@ -234,22 +234,16 @@ def test_serve(tmp_path: Path) -> None:
     assert ", 0 wrong answers; " in row["note"]
 
 
-def test_a_memory_is_moved_far_ahead(tmp_path: Path) -> None:
-    """As `bench serve --parts first` does it: the server takes the file, and it says what it should."""
-    import torch
-
-    from block_recurrent import BlockRecurrentLM, Session
-    from block_recurrent.bench.serve import _moved
-    from block_recurrent.data import load_tokenizer
-
-    session = Session(BlockRecurrentLM(preset("rec-fixed-skip", "micro", 257)), load_tokenizer("bytes"))
-    session.read("The whale, the sea.")
-    session.save(tmp_path / "near.memory")
-    (tmp_path / "far.memory").write_bytes(_moved((tmp_path / "near.memory").read_bytes(), 1_000_003))
-    far = Session.load(tmp_path / "far.memory", session.engine, session.tokenizer)
-    assert far.position == 1_000_003
-    for mine, theirs in zip(far.memory.layers, session.memory.layers, strict=True):
-        assert torch.equal(mine.values, theirs.values)
+def test_first_tokens_are_those_of_memories_that_were_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("uvicorn", reason="needs the extra 'serve'")
+    monkeypatch.setattr("block_recurrent.bench.serve._wide", lambda: preset("rec-fixed-skip", "micro", 257))
+    command = "bench serve --parts first --far 3001 --rounds 1 --json"
+    assert main([*command.split(), str(tmp_path / "x.json")]) == 0
+    near, far = rows_of(tmp_path / "x.json")
+    assert (near["what"], far["what"]) == ("1,000 tokens", "3,001 tokens")
+    assert far["ratio"] == pytest.approx(far["value"] / near["value"], rel=1e-2)
 
 
 def test_the_outside_line_predicts_each_token_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from block_recurrent.inference.session import Session
 httpx = pytest.importorskip("httpx", reason="tests of the server need httpx")
 uvicorn = pytest.importorskip("uvicorn", reason="tests of the server need the extra 'serve'")
 
-from block_recurrent.serve.app import make_app  # noqa: E402
+from block_recurrent.serve.app import Model, make_app  # noqa: E402
 from block_recurrent.serve.limits import Limits  # noqa: E402
 
 
@@ -62,9 +62,12 @@ def make_engine(seed: int = 0) -> Engine:
 
 
 @contextmanager
-def serving(folder: Path, limits: Limits, name: str = "micro", **options: Any) -> Iterator[Served]:
-    engine = make_engine()
-    app = make_app([(name, "a test's model", engine, load_tokenizer("bytes"))], folder, limits, **options)
+def serving(
+    folder: Path, limits: Limits, name: str = "micro", model: Model | None = None, **options: Any
+) -> Iterator[Served]:
+    model = model or (name, "a test's model", make_engine(), load_tokenizer("bytes"))
+    engine = model[2]
+    app = make_app([model], folder, limits, **options)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, daemon=True)
     with app.state.server.store.opened():
@@ -84,6 +87,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One for the tests of a file, with checkpoints every 512 tokens."""
     with serving(tmp_path_factory.mktemp("memories"), Limits(trail_every=512, waiting=100)) as served:
         yield served
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
 
 
 def book(words: int, seed: int = 0) -> str:

@@ -137,9 +137,11 @@ def check(answer: Any, status: range | int) -> None:
 
 @pytest.mark.parametrize("body", COMPLETIONS, ids=lambda body: str(body)[:60])
 def test_completions(served: Served, body: dict[str, Any]) -> None:
-    sent = json.dumps({"max_tokens": 2} | body)
-    answer = served.client.post("/v1/completions", content=sent, headers={"content-type": "application/json"})
-    check(answer, range(400, 500))
+    """Streams too: their status code comes with the first token."""
+    for more in ({}, {"stream": True, "model": "micro"}):
+        sent = json.dumps({"max_tokens": 2} | more | body)
+        answer = served.client.post("/v1/completions", content=sent, headers={"content-type": "application/json"})
+        check(answer, range(400, 500))
 
 
 @pytest.mark.parametrize(("method", "path", "body", "status"), OTHERS, ids=lambda value: str(value)[:50])

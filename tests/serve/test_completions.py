@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .conftest import Served, book, httpx
+from block_recurrent.serve.limits import Limits
+
+from .conftest import Served, book, httpx, serving
 
 openai = pytest.importorskip("openai", reason="needs OpenAI's client")
 
@@ -155,3 +158,18 @@ def test_a_prompt_that_was_read_before_is_not_read_again(served: Served) -> None
     served.client.delete("/v1/memories/prefix")
     gone = served.complete(prompt=prompt, max_tokens=25, seed=2)
     assert gone["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_a_short_text_is_reused_too(tmp_path: Path) -> None:
+    """Whatever the number of tokens between checkpoints: there is one near the end of every text."""
+    with serving(tmp_path, Limits()) as served:
+        text = book(200, seed=3)
+        size = len(text.encode())
+        assert 512 < size < Limits().trail_every
+        prompt = {"prompt": text + " and then", "max_tokens": 25, "seed": 2}
+        plain = served.complete(**prompt)
+        assert served.read("short", text)["trail"] == [size // 512 * 512]
+        reused = served.complete(**prompt)
+        assert reused["usage"]["prompt_tokens_details"]["cached_tokens"] == size // 512 * 512
+        assert reused["choices"] == plain["choices"]
+        assert served.read("more", text + " Then")["trail"] == [size // 512 * 512]

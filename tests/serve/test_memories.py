@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from block_recurrent.inference.session import Session
 from block_recurrent.inference.session_file import read_memory_file, save_session
-from block_recurrent.inference.trail import Place, Trail
+from block_recurrent.inference.trail import Place, Trail, save_checkpoint
+from block_recurrent.serve.app import load_model
 from block_recurrent.serve.limits import Limits
+from block_recurrent.serve.reading import MOST_POINTS
 
-from .conftest import Served, book, serving
+from .conftest import Served, book, serving, wait_until
 
 TEXT = book(600, seed=5)
 
@@ -101,6 +106,16 @@ def test_forks_go_their_own_ways(served: Served) -> None:
     same = served.client.get(f"/v1/memories/trunk/diff/branch@{before['tokens']}").json()
     assert same["same_text"]
     assert {row["largest"] for row in same["layers"]} == {0.0}
+
+
+def test_a_word_that_may_continue_is_shown(tmp_path: Path) -> None:
+    """Its tokens depend on what follows; until then, it is kept as text."""
+    model, _ = load_model("books", "last", "cpu", "float32")
+    with serving(tmp_path, Limits(), model=model) as served:
+        info = served.read("held", "Hello there, my friend")
+        assert (info["ending"], info["held"]) == ("Hello there, my friend", " friend")
+        assert info["text_bytes"] == len("Hello there, my friend")
+        assert info["model_name"].startswith("books, step ")
 
 
 def test_names_change_and_go(served: Served) -> None:
@@ -209,6 +224,65 @@ def test_checkpoints_that_nobody_names_are_deleted(served: Served) -> None:
         assert files() == 3
         other.client.delete("/v1/memories/b")
         assert files() == 0
+
+
+def test_what_is_continued_may_be_deleted_meanwhile(served: Served) -> None:
+    """Its checkpoints stay for the memory that will have them."""
+    served.read("source", TEXT)
+    with served.client.stream(
+        "POST", "/v1/completions",
+        json={"memory": "source", "save_as": "continued", "max_tokens": 300, "stream": True, "end_at_mark": False},
+    ) as answer:  # fmt: skip
+        lines = answer.iter_lines()
+        next(lines)
+        assert served.client.delete("/v1/memories/source").status_code == 200
+        assert not any('"error"' in line for line in lines)
+    trail = served.client.get("/v1/memories/continued").json()["trail"]
+    assert len(trail) > 3
+    for at in trail:
+        assert served.complete(memory=f"continued@{at}", max_tokens=2)["usage"]["memory_tokens"] == at
+    served.client.delete("/v1/memories/continued")
+    wait_until(lambda: not served.server.store._reserved)
+
+
+def test_a_read_that_is_cancelled_while_a_checkpoint_is_saved_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    def slow(*given: object) -> Place:
+        begun.set()
+        time.sleep(0.3)
+        return save_checkpoint(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("block_recurrent.serve.store.save_checkpoint", slow)
+    with serving(tmp_path, Limits(trail_every=512)) as served:
+        for path in ("gone/read", "gone/read?stream=true"):
+            begun.clear()
+            with socket.create_connection((served.client.base_url.host, served.client.base_url.port)) as connection:
+                text = TEXT.encode()
+                head = f"POST /v1/memories/{path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(text)}\r\n\r\n"
+                connection.sendall(head.encode() + text)
+                assert begun.wait(60)
+            wait_until(lambda: served.server.admission.count == 0)
+            time.sleep(0.4)
+            wait_until(lambda: not list((tmp_path / "trail").glob("*")))
+            assert not served.server.store._reserved
+
+
+def test_the_trace_is_even(served: Served) -> None:
+    """Also if the text is read in parts, or its beginning was read before."""
+    text = book(9000, seed=2)
+    served.read("even", text[: len(text) // 3])
+    whole = served.read("whole", text)["trace"]
+    at = served.read("even", text[len(text) // 3 :], **{"from": "even"})["trace"]["at"]
+    assert served.client.get("/v1/memories/even").json()["tokens"] == whole["at"][-1]
+    assert whole["at"][0] == 512
+    assert whole["at"][-1] - whole["at"][-2] < 3 * 512
+    assert len(at) == MOST_POINTS
+    assert at == sorted(at)
+    gaps = [b - a for a, b in pairwise(at[:-1])]
+    assert max(gaps) <= 3 * min(gaps)
 
 
 def test_a_server_that_starts_again_has_all_of_it(served: Served) -> None:

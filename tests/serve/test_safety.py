@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from block_recurrent.run_config import DataConfig, RunConfig
 from block_recurrent.serve.limits import Limits
 from tests.run_folders import save_run
 
-from .conftest import Served, book, httpx, serving
+from .conftest import Served, book, httpx, serving, wait_until
 
 KEY = "a-key-of-a-test-0123"
 
@@ -43,13 +43,6 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = RunConfig("rec-fixed-skip", "micro", model.config, DataConfig(path="somewhere"))
     save_run(folder, config, model, load_tokenizer("bytes"), 7)
     return folder
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 # ---- Who may ask

@@ -8,7 +8,6 @@ import selectors
 import socket
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -23,9 +22,9 @@ class Client:
     def __init__(self, port: int) -> None:
         self.port = port
 
-    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and JSON of the response; body: JSON or raw bytes."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
+    def ask(self, method: str, path: str, body: Any = None, seconds: float = 600) -> tuple[int, Any]:
+        """Status and JSON of the response, which must begin within this time; body: JSON or raw bytes."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
         try:
             kind = "text/plain" if isinstance(body, bytes) else "application/json"
             sent = body if isinstance(body, bytes) or body is None else json.dumps(body)
@@ -34,10 +33,6 @@ class Client:
             return answer.status, json.loads(answer.read())
         finally:
             connection.close()
-
-    def download(self, path: str) -> bytes:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}") as answer:
-            return answer.read()
 
     def complete(self, **body: Any) -> Any:
         status, answer = self.ask("POST", PATH, body)

@@ -40,14 +40,15 @@ SPOOLED = re.compile(r"'\.[0-9a-f]{32}\.part'")
 def load_model(
     run: str, checkpoint: str, device: str, weights: str, dtype: str = "auto"
 ) -> tuple[Model, tuple[str, ...]]:
-    """Load the model of a run, named after its folder; and the notes of the run."""
+    """Load the model of a run, named after its folder, without its path; and the notes of the run."""
     from block_recurrent.runtime import pick_device, pick_dtype
 
     place = pick_device(device)
     computed_in = pick_dtype(dtype, place)
     loaded = load_run(run, checkpoint, place)
-    name = f"{run}, step {loaded.checkpoint.step}{'' if weights == 'float32' else f', {weights}'}"
-    return (Path(run).resolve().name, name, Engine(loaded.model, weights, computed_in), loaded.tokenizer), loaded.notes
+    id = Path(run).resolve().name
+    name = f"{id}, step {loaded.checkpoint.step}{'' if weights == 'float32' else f', {weights}'}"
+    return (id, name, Engine(loaded.model, weights, computed_in), loaded.tokenizer), loaded.notes
 
 
 def make_app(

@@ -9,6 +9,8 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import itemgetter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -43,14 +45,18 @@ class CompletionRequest(BaseModel):
     prompt: str | list[str] | list[int] | list[list[int]] = Field(
         "", description="A text or a list of tokens, or several of either."
     )
-    max_tokens: int = Field(16, ge=1)
+    max_tokens: int = Field(16, ge=1, description="Maximum number of tokens to generate.")
     temperature: float = Field(1.0, ge=0, description="0 is greedy.")
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Sample from the most likely tokens whose probabilities add up to this."
+    )
     n: int = Field(1, ge=1, le=128, description="Completions per prompt; the i-th uses seed + i.")
-    stream: bool = False
+    stream: bool = Field(False, description="Send every token as it is generated, as server-sent events.")
     stream_options: StreamOptions | None = None
-    logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
-    stop: str | list[str] | None = None
+    logprobs: int | None = Field(
+        None, ge=0, le=MOST_ALTERNATIVES, description="Log-probabilities of the tokens, and of this many alternatives."
+    )
+    stop: str | list[str] | None = Field(None, description="Strings that end the text; they are not part of it.")
     seed: int | None = Field(None, ge=0, lt=2**53, description="Random seed; chosen at random by default.")
     user: str | None = None
     echo: Unused = False
@@ -59,9 +65,11 @@ class CompletionRequest(BaseModel):
     logit_bias: Unused = None
     presence_penalty: Unused = 0
     frequency_penalty: Unused = 0
-    top_k: int = Field(0, ge=0)
-    min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0)
+    top_k: int = Field(0, ge=0, description="Sample from the k most likely tokens; 0: from all.")
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="Drop tokens less likely than this fraction of the most likely one."
+    )
+    repetition_penalty: float = Field(1.0, gt=0, description="Above 1: make recent tokens less likely.")
     end_at_mark: bool = Field(True, description="Whether to stop at the end-of-document token.")
     memory: str | None = Field(None, description="The memory to continue from: NAME, or NAME@POSITION of its trail.")
     save_as: str | None = Field(None, description="Save the memory after the text under this name.")
@@ -159,6 +167,7 @@ async def models(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/models/{model}")
 async def model(request: Request, model: str) -> dict[str, Any]:
+    """A model: the hash of its weights, the size of its memories, its window and recurrent layers."""
     return _model(request.app.state.server.model(model))
 
 
@@ -168,9 +177,13 @@ async def complete(request: Request, body: CompletionRequest) -> Response | dict
     server: Server = request.app.state.server
     job = _checked(server, body)
     if body.stream:
-        with server.admission.take(body.n * len(body.prompts())):
-            pass  # raise errors while the status code can still be set
-        return event_stream(_events(server, job), server.limits.seconds, request.app.state.described)
+        events = _events(server, job)
+
+        async def first() -> dict[str, Any]:
+            return await anext(events)
+
+        begun = await while_wanted(request, server.limits.seconds, first())  # errors until then have a status code
+        return event_stream(begun, events, server.limits.seconds, request.app.state.described)
     return await while_wanted(request, server.limits.seconds, _whole(server, job))
 
 
@@ -223,7 +236,8 @@ async def _written(server: Server, job: Job) -> AsyncGenerator[dict[str, Any]]:
         start = await server.state_of(model, body.memory)
         job.memory_tokens = start.position if body.memory else 0
         if body.save_as is not None and body.memory is not None:
-            trail, notes = await asyncio.to_thread(server.store.trail_to, body.memory, body.save_as)
+            work = partial(server.store.trail_to, body.memory, body.save_as)
+            trail, notes = await server.hold(work, itemgetter(0))
         try:
             for prompt in body.prompts():
                 piece = prompt_tokens(model, start, prompt)
@@ -243,7 +257,7 @@ async def _written(server: Server, job: Job) -> AsyncGenerator[dict[str, Any]]:
                 memory = await asyncio.to_thread(save, body.save_as, model, writers[0].state, trail, notes)
                 job.saved = {"name": memory.name, "tokens": memory.tokens}
         finally:
-            server.store.abandon(trail)
+            server.release(trail)
 
 
 def _model(model: Served) -> dict[str, Any]:

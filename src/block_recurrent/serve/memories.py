@@ -9,6 +9,8 @@ import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -70,12 +72,14 @@ async def info(request: Request, name: str) -> dict[str, Any]:
 
 @router.delete("/{name}")
 async def delete(request: Request, name: str) -> dict[str, Any]:
+    """Delete a memory, and those checkpoints of its trail that no other memory has."""
     await asyncio.to_thread(request.app.state.server.store.delete, name)
     return {"object": "memory.deleted", "name": name, "deleted": True}
 
 
 @router.patch("/{name}")
 async def rename(request: Request, name: str, body: RenameRequest) -> dict[str, Any]:
+    """Give a memory another name."""
     server: Server = request.app.state.server
     return _info(server, await asyncio.to_thread(server.store.rename, name, body.name))
 
@@ -155,7 +159,7 @@ async def read(
     if stream:
         # Read the text before the response begins: browsers read no response before they have sent everything.
         first = await anext(job)
-        return event_stream(_then(first, job), server.limits.seconds, request.app.state.described)
+        return event_stream(first, job, server.limits.seconds, request.app.state.described)
     events: list[dict[str, Any]] = []
     async with aclosing(job):
         await anext(job)
@@ -166,15 +170,6 @@ async def read(
 
         await while_wanted(request, server.limits.seconds, rest())
     return events[0]["memory"]
-
-
-async def _then(first: dict[str, Any], job: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[dict[str, Any]]:
-    try:
-        yield first
-        async for event in job:
-            yield event
-    finally:
-        await job.aclose()
 
 
 async def _read(
@@ -191,18 +186,18 @@ async def _read(
             book = Book(server, model, await server.state_of(model, source))
             notes: dict[str, Any] = {}
             if source is not None:
-                book.trail, notes = await asyncio.to_thread(server.store.trail_to, source, name)
+                work = partial(server.store.trail_to, source, name)
+                book.trail, notes = await server.hold(work, itemgetter(0))
+                book.reading.trace = notes.get("trace") or {}
             try:
                 async with aclosing(book.read(path)) as events:
                     async for event in events:
                         yield event | {"total_bytes": total}
-                notes |= {"trace": _joined(notes.get("trace"), book.reading.trace)} | (
-                    {"title": title} if title else {}
-                )
+                notes |= {"trace": book.reading.trace} | ({"title": title} if title else {})
                 save = server.store.save
                 memory = await asyncio.to_thread(save, name, model, book.state, book.trail, notes)
             finally:
-                server.store.abandon(book.trail)
+                server.release(book.trail)
             yield {"memory": _info(server, memory)}
 
 
@@ -228,6 +223,8 @@ class Book:
                 tokens = self.reading.state.position
                 rate = (tokens - start.position - skipped) / (time.perf_counter() - began)
                 yield {"bytes": done, "tokens": tokens, "reused": skipped, "tokens_per_second": round(rate)}
+        if self.reading.state.position > start.position + skipped:
+            await self._reached(self.reading, least=1)  # so that a text that extends this one need not be read again
         self.state = replace(await self.reading.finish(), text=text, held=held)
         self.server.counts["read"] += self.state.position - start.position - skipped
         self.server.counts["reused"] += skipped
@@ -246,19 +243,25 @@ class Book:
         self.reading.prefix = Prefix.of(self.model)
         if (found := await asyncio.to_thread(find)) is None:
             return 0
-        self.trail, prefix = found
-        place = self.trail.places[-1]
+        found_trail, prefix = found
+        place = found_trail.places[-1]
+        self.trail = await self.server.hold(partial(self.server.store.reserve, found_trail), lambda trail: trail)
+        if place not in self.trail.places:  # deleted in the meantime
+            return 0
         state = await asyncio.to_thread(self.server.store.load_place, place, self.model)
         self.reading = Reading(self.model, state, prefix, watch=True)
+        self.reading.trace = self.server.store.trace_to(place)
         return place.position
 
-    async def _reached(self, reading: Reading) -> None:
+    async def _reached(self, reading: Reading, least: int | None = None) -> None:
         position = reading.state.position
         last = self.trail.places[-1].position if self.trail.places else 0
-        if position - last >= self.server.limits.trail_every:
+        if position - last >= (least or self.server.limits.trail_every):
             prefix = reading.prefix.key() if reading.prefix else None
-            place = await asyncio.to_thread(self.server.store.checkpoint, self.model, reading.state, prefix)
-            self.trail = self.server.store.extended(self.trail, place)
+            work = partial(self.server.store.checkpoint, self.model, reading.state, prefix)
+            place = await self.server.hold(work, lambda place: Trail((place,)))
+            before, self.trail = self.trail, self.trail.add(place, self.server.limits.trail)
+            self.server.release(Trail(tuple(p for p in (*before.places, place) if p not in self.trail.places)))
 
 
 def _check_plain(request: Request) -> None:
@@ -310,13 +313,10 @@ def _info(server: Server, memory: Memory, whole: bool = True) -> dict[str, Any]:
         "trail": [place.position for place in memory.trail.places],
     }
     if whole:
-        ending = model.tokenizer.decode_bytes(list(memory.recent)).decode(errors="replace") if model else ""
-        info |= {"trace": notes.get("trace") or {}, "ending": ending.lstrip("\ufffd")}
+        raw = model.tokenizer.decode_bytes(list(memory.recent)) if model else b""
+        ending, held = (
+            (raw + memory.held).decode(errors="replace").lstrip("\ufffd"),
+            memory.held.decode(errors="replace"),
+        )
+        info |= {"trace": notes.get("trace") or {}, "ending": ending, "held": held, "recent": memory.recent}
     return info
-
-
-def _joined(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
-    """One trace after the other."""
-    if not before:
-        return after
-    return {name: before[name] + after.get(name, []) for name in before} if after else before

@@ -32,7 +32,7 @@ SHARED_TOKENS = 16
 """Up to this number, tokens are read one by one in the calls that generate other texts. For a text alone, a call of its
 own is as fast for 8 of them; among 16 others, those of its own are 16 times the work."""
 MOST_POINTS = 64
-"""Maximum number of points of a trace: beyond it, every other point is dropped."""
+"""Maximum number of points of a trace: beyond it, the one that stands closest to others is dropped."""
 Tokens = NDArray[np.int64]
 
 
@@ -182,6 +182,7 @@ def _with_point(
             point[f"{i + 1} state change"] = ((new.state - old.state).norm() / new.state.norm().clamp_min(1e-12)).item()
     point |= {f"{i + 1} {name}": sum(means) / len(means) for (i, name), means in gates.items()}
     longer = {name: [*trace.get(name, []), round(value, 4)] for name, value in point.items()}
-    if len(longer["at"]) > MOST_POINTS:
-        longer = {name: values[1::2] for name, values in longer.items()}
+    while len(at := longer["at"]) > MOST_POINTS:
+        closest = min(range(1, len(at) - 1), key=lambda i: at[i + 1] - at[i - 1])
+        longer = {name: values[:closest] + values[closest + 1 :] for name, values in longer.items()}
     return longer

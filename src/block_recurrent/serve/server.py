@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from block_recurrent.errors import BlockRecurrentError, did_you_mean
 from block_recurrent.inference.session_state import SessionState
+from block_recurrent.inference.trail import Trail
 from block_recurrent.serve.guard import error_body
 from block_recurrent.serve.limits import Admission, Limits, RequestError
 from block_recurrent.serve.reading import Reading, Served, Tokens
@@ -68,10 +69,31 @@ class Server:
             return model.beginning
         return await asyncio.to_thread(self.store.load, memory, model)
 
+    async def hold(self, work: Callable[[], T], trail: Callable[[T], Trail]) -> T:
+        """The result of `work`, in another thread, with a reserved trail; released if the request ends meanwhile."""
+        running = asyncio.ensure_future(asyncio.to_thread(work))
+
+        def too_late(done: asyncio.Future[T]) -> None:
+            if not (done.cancelled() or done.exception()):
+                self.release(trail(done.result()))
+
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            running.add_done_callback(too_late)
+            raise
+
+    def release(self, trail: Trail) -> None:
+        """In another thread, since the store may be busy; not awaited, since the request may have been cancelled."""
+        if trail.places:
+            asyncio.get_running_loop().run_in_executor(None, self.store.release, trail)
+
     async def read_prompt(self, model: Served, state: SessionState, tokens: Tokens) -> tuple[SessionState, int]:
         """The state after these tokens, and how many of them were reused from a stored memory."""
-        reused = 0
-        if state.position == 0 and (found := await asyncio.to_thread(self.store.find_prefix, model, [tokens])):
+        reused, found = 0, None
+        if state.position == 0 and len(tokens) > model.call_tokens:
+            found = await asyncio.to_thread(self.store.find_prefix, model, [tokens])
+        if found:
             with suppress(BlockRecurrentError, OSError):  # deleted in the meantime: read again
                 state = await asyncio.to_thread(self.store.load_place, found[0].places[-1], model)
                 reused = found[0].places[-1].position
@@ -109,21 +131,27 @@ async def _cancelled(*tasks: Awaitable[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def event_stream(events: AsyncGenerator[dict[str, Any]], seconds: float, described: Any) -> StreamingResponse:
+def event_stream(
+    first: dict[str, Any], events: AsyncGenerator[dict[str, Any]], seconds: float, described: Any
+) -> StreamingResponse:
     """Server-sent events, with an error as the last one if something fails. Ends when the client disconnects."""
 
     async def lines() -> AsyncIterator[str]:
         try:
+            yield _line(first)
             async with asyncio.timeout(seconds):
                 async for event in events:
-                    yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
+                    yield _line(event)
                 yield "data: [DONE]\n\n"
         except TimeoutError:
-            body = error_body(TOO_LONG, f"the request took longer than the limit of {seconds} seconds")
-            yield f"data: {json.dumps(body)}\n\n"
+            yield _line(error_body(TOO_LONG, f"the request took longer than the limit of {seconds} seconds"))
         except (BlockRecurrentError, OSError) as error:
-            yield f"data: {json.dumps(described(error))}\n\n"
+            yield _line(described(error))
         finally:
             await events.aclose()
 
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+def _line(event: dict[str, Any]) -> str:
+    return f"data: {json.dumps(event, ensure_ascii=False)}\n\n"

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -49,6 +49,7 @@ class Memory:
     text_hash: str
     text_bytes: int
     recent: tuple[int, ...]
+    held: bytes
     notes: dict[str, Any]
 
     @property
@@ -66,7 +67,8 @@ class Store:
         self._lock, self._cache_lock = threading.RLock(), threading.Lock()
         self._cache: OrderedDict[Path, tuple[int, SessionState]] = OrderedDict()
         self._known: dict[str, Memory] = {}
-        self._under_way: set[str] = set()
+        self._reserved: Counter[str] = Counter()
+        """Uses of checkpoints by work in progress: the memories that it continues may be deleted meanwhile."""
 
     @contextmanager
     def opened(self) -> Iterator[Store]:
@@ -149,6 +151,11 @@ class Store:
                     found = trail, prefix
         return found
 
+    def trace_to(self, place: Place) -> dict[str, Any]:
+        """The trace of the state up to a checkpoint, by a memory that has it."""
+        own = (m for m in self._known.copy().values() if place in m.trail.places)
+        return next((trace for m in own if (trace := _notes_at(m, place.position).get("trace"))), {})
+
     def path_of(self, reference: str) -> Path:
         match = re.fullmatch(REFERENCE, reference, re.ASCII)
         if not match:
@@ -180,24 +187,23 @@ class Store:
             raise RequestError(409, f"there are {len(self._known)} memories, which is the limit: delete one first")
 
     def checkpoint(self, model: Served, state: SessionState, prefix: str | None) -> Place:
-        """Reserve a trail that will be saved soon; `abandon` it otherwise."""
+        """Save a checkpoint, reserved until it is released."""
         with self._lock:
             place = save_checkpoint(model.session(state), self.folder, prefix)
-            self._under_way.add(place.id)
+            self._reserved[place.id] += 1
             return place
 
-    def extended(self, trail: Trail, place: Place) -> Trail:
-        """The trail with one more checkpoint; those that it drops are deleted, unless other memories use them."""
-        longer = trail.add(place, self.limits.trail)
-        self.abandon(Trail(tuple(p for p in (*trail.places, place) if p not in longer.places)))
-        return longer
-
-    def abandon(self, trail: Trail) -> None:
-        """The trail will not be saved: delete checkpoints that no other memory uses."""
-        if not trail.places:
-            return
+    def reserve(self, trail: Trail) -> Trail:
+        """The checkpoints that still exist; they do until they are released."""
         with self._lock:
-            self._under_way -= {place.id for place in trail.places}
+            there = self._there(trail)
+            self._reserved.update(place.id for place in there.places)
+            return there
+
+    def release(self, trail: Trail) -> None:
+        """The trail has been saved, or will not be: delete its checkpoints that are not in use."""
+        with self._lock:
+            self._reserved -= Counter(place.id for place in trail.places)
             self._drop(trail)
 
     def save(self, name: str, model: Served, state: SessionState, trail: Trail, notes: dict[str, Any]) -> Memory:
@@ -206,15 +212,14 @@ class Store:
             self.check_new(name)
             old = self._known.get(name)
             facts = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": model.id} | notes
-            save_session(model.session(state), self._path(name), facts | trail.to_notes())
+            save_session(model.session(state), self._path(name), facts | self._there(trail).to_notes())
             self._known[name] = _memory(name, self._path(name))
-            self._under_way -= {place.id for place in trail.places}
             self._remember(self._path(name), self._path(name).stat().st_mtime_ns, state)
             self._drop(old.trail if old else Trail())
             return self._known[name]
 
     def trail_to(self, reference: str, name: str) -> tuple[Trail, dict[str, Any]]:
-        """To continue from a memory: its trail, with the memory as its last checkpoint, and its notes.
+        """To continue from a memory: its trail, with the memory as its last checkpoint, reserved; and its notes.
 
         A memory that is not at a checkpoint becomes one: the same file under a second name.
         """
@@ -231,16 +236,19 @@ class Store:
                 place = Place(at, uuid.uuid4().hex)
                 target = checkpoint_path(self.folder, place)
                 target.parent.mkdir(exist_ok=True)
-                os.link(path, target)
-                self._under_way.add(place.id)
-            return memory.trail.until(at).add(place, self.limits.trail), notes
+                with there(path):
+                    os.link(path, target)
+            return self.reserve(memory.trail.until(at).add(place, self.limits.trail)), notes
 
     def fork(self, reference: str, name: str, model: Served) -> Memory:
         with self._lock:
             self.check_free(name)
             self.check_new(name)
             trail, notes = self.trail_to(reference, name)
-            return self.save(name, model, self.load(reference, model), trail, notes)
+            try:
+                return self.save(name, model, self.load(reference, model), trail, notes)
+            finally:
+                self.release(trail)
 
     def rewind(self, name: str, position: int, model: Served) -> Memory:
         with self._lock:
@@ -278,6 +286,9 @@ class Store:
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}{SUFFIX}"
 
+    def _there(self, trail: Trail) -> Trail:
+        return Trail(tuple(place for place in trail.places if checkpoint_path(self.folder, place).is_file()))
+
     def _remember(self, path: Path, stamp: int, state: SessionState) -> None:
         with self._cache_lock:
             self._cache[path] = stamp, state
@@ -287,9 +298,9 @@ class Store:
 
     def _drop(self, trail: Trail) -> None:
         """Delete its checkpoints that no memory uses any more."""
-        named = {place.id for memory in self._known.values() for place in memory.trail.places} | self._under_way
+        named = {place.id for memory in self._known.values() for place in memory.trail.places}
         for place in trail.places:
-            if place.id not in named:
+            if place.id not in named and not self._reserved[place.id]:
                 path = checkpoint_path(self.folder, place)
                 path.unlink(missing_ok=True)
                 with self._cache_lock:
@@ -310,10 +321,11 @@ def _memory(name: str, path: Path) -> Memory:
     header = load_header(path)
     try:
         extra = header["extra"]
-        text_bytes = int(extra["text"]["length"]) + len(extra["held"]) // 2
+        held = bytes.fromhex(extra["held"])
+        text_bytes = int(extra["text"]["length"]) + len(held)
         recent = tuple(int(token) for token in extra["recent"])
         facts = str(header["fingerprint"]), str(extra["model_name"]), int(header["tokens_read"][0])
-        memory = Memory(name, *facts, str(extra["text_hash"]), text_bytes, recent, dict(extra.get("notes", {})))
+        memory = Memory(name, *facts, str(extra["text_hash"]), text_bytes, recent, held, dict(extra.get("notes", {})))
         assert memory.trail is not None
         return memory
     except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:

@@ -8,24 +8,45 @@ const ALTERNATIVES = 6;
 const desk = { memory: null, passages: [], refresh: null, writing: null };
 window.desk = desk; // for tests
 
-// ---- Passages generated since the page was opened, as long as the memory still has them
+// ---- Passages: generated since the page was opened, as long as the memory still has them, or the end of its text
 
 const kept = new Map(); // by the memory's id
 
 export function openDesk(memory, { refresh }) {
-  if (desk.memory?.name !== memory.name) told("");
-  hideTip();
+  if (desk.memory?.name !== memory.name && !desk.writing) told("");
   const known = kept.get(memory.id) ?? kept.get(memory.parent) ?? [];
   desk.passages = known.filter((passage) => passage.end <= memory.tokens && memory.trail.includes(passage.at));
   kept.set(memory.id, desk.passages);
   Object.assign(desk, { memory, refresh });
   draw();
+  if (!desk.passages.length && memory.model) showWorth(memory).catch(() => {});
 }
 
+// The last tokens of a memory that other pages wrote or that were read, from a checkpoint that lies before them.
+async function showWorth(memory) {
+  for (const at of memory.trail) {
+    const ids = memory.recent.slice(-(memory.tokens - at));
+    if (at >= memory.tokens || ids.length < memory.tokens - at) continue;
+    const scored = await json("POST", "/v1/score", { memory: `${memory.name}@${at}`, token_ids: ids });
+    if (scored.position !== at) continue; // that checkpoint holds back text whose tokens may have become others
+    const tokens = ids.map((id, i) => ({ id, text: shownToken(scored.tokens, i), bits: bitsAt(scored.bits, i) }));
+    const first = tokens.find((token) => token.text);
+    if (first) first.text = first.text.replace(/^\ufffd+/, ""); // the end of a character that began before
+    const text = tokens.map((token) => token.text).join("");
+    const shown = text + memory.held; // no tokens yet: they depend on what follows
+    if (desk.memory !== memory || desk.passages.length || desk.writing || !text || !memory.ending.endsWith(shown)) return;
+    desk.passages.push({ at, end: memory.tokens, before: memory.ending.slice(0, -shown.length), tokens, after: memory.held });
+    return draw();
+  }
+}
+
+const bitsAt = (bits, i) => Object.fromEntries(Object.entries(bits).map(([name, values]) => [name, values[i]]));
+
 function draw() {
+  hideTip();
   const shown = desk.passages.length ? desk.passages[0].before : desk.memory.ending;
   $("text").replaceChildren(element("span", { class: "ending" }, shown.slice(-600)));
-  desk.passages.forEach((passage, p) => passage.tokens.forEach((token, t) => $("text").append(span(token, p, t))));
+  desk.passages.forEach((passage, p) => $("text").append(...passage.tokens.map((token, t) => span(token, p, t)), passage.after ?? ""));
   $("text").scrollTop = $("text").scrollHeight;
   $("legend").hidden = $("against").parentElement.hidden = !desk.passages.length;
 }
@@ -61,18 +82,22 @@ function told(text, wrong = false) {
 
 const numberOf = (id) => ($(id).value === "" ? undefined : Number($(id).value));
 
+// Another memory may be opened meanwhile.
 async function write(prompt, { into = desk.memory.name, from = desk.memory.name, at = desk.memory.tokens } = {}) {
-  const before = desk.passages.length ? desk.passages[0].before : desk.memory.ending;
-  const passage = { at, end: Infinity, before, tokens: [] };
-  desk.passages.push(passage);
-  const number = desk.passages.length - 1;
+  const { memory, passages } = desk;
+  const passage = { at, end: Infinity, before: passages.length ? passages[0].before : memory.ending, tokens: [] };
   const caret = element("span", { class: "caret" });
+  const show = (token) => {
+    passage.tokens.push(token);
+    if (caret.isConnected) caret.before(span(token, passages.indexOf(passage), passage.tokens.length - 1));
+    if (caret.isConnected) $("text").scrollTop = $("text").scrollHeight;
+  };
+  passages.push(passage);
   $("text").append(caret);
   desk.writing = new AbortController();
   buttons(true);
   try {
-    passage.tokens = await tokensOf(prompt, from);
-    passage.tokens.forEach((token, t) => caret.before(span(token, number, t)));
+    for (const token of await tokensOf(prompt, from)) show(token);
     const body = {
       prompt: passage.tokens.map((token) => token.id), memory: from, save_as: into, stream: true, logprobs: ALTERNATIVES,
       max_tokens: numberOf("tokens") ?? 120, temperature: numberOf("temperature") ?? 0.8, seed: numberOf("seed"),
@@ -83,20 +108,19 @@ async function write(prompt, { into = desk.memory.name, from = desk.memory.name,
       const choice = event.choices[0];
       if (!choice) { passage.end = event.saved.tokens; continue; }
       if (!choice.token_ids.length) continue;
-      const token = { id: choice.token_ids[0], text: choice.text, top: choice.logprobs.top_logprobs[0] };
-      passage.tokens.push(token);
-      caret.before(span(token, number, passage.tokens.length - 1));
-      $("text").scrollTop = $("text").scrollHeight;
+      show({ id: choice.token_ids[0], text: choice.text, top: choice.logprobs.top_logprobs[0] });
       written++;
       told(`${count(written)} tokens, ${(written / ((performance.now() - began) / 1000)).toFixed(0)} a second, seed ${event.seed}`);
     }
-    await score(passage, from.includes("@") ? from : `${from}@${at}`, into);
+    kept.set(memory.id, passages);
+    await desk.refresh(desk.memory.name);
+    await score(passage, from.includes("@") ? from.split("@")[1] : at, into);
   } catch (error) {
-    desk.passages.pop();
+    if (passages.includes(passage)) passages.splice(passages.indexOf(passage), 1);
     told(error.name === "AbortError" ? "Stopped: the memory is unchanged." : error.message, error.name !== "AbortError");
-    draw();
   } finally {
     buttons(false);
+    draw();
   }
 }
 
@@ -118,20 +142,10 @@ function shownToken(tokens, i) {
   return new TextDecoder().decode(new Uint8Array(bytes));
 }
 
-async function score(passage, reference, into) {
-  const ids = passage.tokens.map((token) => token.id);
-  kept.set(desk.memory.id, desk.passages);
-  const passages = desk.passages;
-  await desk.refresh(into);
-  kept.set(desk.memory.id, passages);
-  openDesk(desk.memory, desk);
-  const place = reference.split("@")[1];
-  if (!ids.length || !desk.memory.trail.includes(Number(place))) return;
-  const { bits } = await json("POST", "/v1/score", { memory: `${into}@${place}`, token_ids: ids });
-  passage.tokens.forEach((token, i) => {
-    token.bits = Object.fromEntries(Object.entries(bits).map(([name, values]) => [name, values[i]]));
-  });
-  draw();
+async function score(passage, place, name) {
+  if (!passage.tokens.length) return;
+  const { bits } = await json("POST", "/v1/score", { memory: `${name}@${place}`, token_ids: passage.tokens.map((token) => token.id) });
+  passage.tokens.forEach((token, i) => (token.bits = bitsAt(bits, i)));
 }
 
 function buttons(busy) {
@@ -178,19 +192,30 @@ function tokenAt(target) {
   return { passage: desk.passages[p], t, token: desk.passages[p]?.tokens[t] };
 }
 
-const visible = (text) => text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/^ $/, "␣");
+const visible = (text) => text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/ /g, "␣").replace(/(?<=\S)␣(?=\S)/g, " ");
+
+let current = null;
 
 function showTip(target) {
   const { passage, t, token } = tokenAt(target);
   if (!token) return;
+  choose(target);
   const rows = Object.entries(token.top ?? {}).map(([text, logProbability]) => {
-    const taken = text === token.text;
-    const row = element("tr", taken ? { class: "taken" } : { "data-token": text, title: "Continue from here with this token, in a new branch" });
-    row.append(element("td", {}, visible(text)), element("td", {}, `${(100 * Math.exp(logProbability)).toFixed(1)} %`));
-    if (!taken && !text.startsWith("bytes:")) row.addEventListener("click", () => branch(passage, t, text));
+    const taken = text === token.text, other = !taken && !text.startsWith("bytes:");
+    const row = element("tr", taken ? { class: "taken" } : { "data-token": text });
+    const share = element("i", { class: "share" });
+    share.style.width = `${(100 * Math.exp(logProbability)).toFixed(1)}%`;
+    row.append(element("td", {}, visible(text)), element("td", {}, share), element("td", {}, `${(100 * Math.exp(logProbability)).toFixed(1)} %`));
+    if (other) {
+      row.tabIndex = -1;
+      row.title = "Continue from here with this token, in a new branch";
+      const take = () => branch(passage, t, text).catch((error) => told(error.message, true));
+      row.addEventListener("click", take);
+      row.addEventListener("keydown", (event) => event.key === "Enter" && take());
+    }
     return row;
   });
-  $("tip").replaceChildren(element("table", {}, ...rows));
+  $("tip").replaceChildren(...(rows.length ? [element("table", {}, ...rows)] : []));
   if (token.bits) {
     const line = element("p");
     line.append(element("b", {}, `${token.bits.memory.toFixed(2)} bits`), " with the memory");
@@ -198,15 +223,27 @@ function showTip(target) {
     line.append(element("br"), element("b", {}, `${token.bits.empty.toFixed(2)}`), " with an empty memory");
     $("tip").append(line);
   }
-  if (!$("tip").textContent) return;
-  $("tip").hidden = false;
-  const at = target.getBoundingClientRect(), own = $("tip").getBoundingClientRect();
+  $("tip").hidden = !$("tip").textContent;
+  placeTip();
+}
+
+function placeTip() {
+  if ($("tip").hidden || !current) return;
+  const at = current.getBoundingClientRect(), own = $("tip").getBoundingClientRect(), pane = $("text").getBoundingClientRect();
+  if (at.bottom < pane.top || at.top > pane.bottom) return hideTip();
   $("tip").style.left = `${Math.max(6, Math.min(at.left, innerWidth - own.width - 6))}px`;
   $("tip").style.top = `${at.bottom + own.height + 8 > innerHeight ? Math.max(6, at.top - own.height - 6) : at.bottom + 6}px`;
 }
 
+function choose(target) {
+  current?.classList.remove("chosen");
+  current = target;
+  current?.classList.add("chosen");
+}
+
 function hideTip() {
   $("tip").hidden = true;
+  choose(null);
 }
 
 async function branch(passage, t, text) {
@@ -231,5 +268,28 @@ for (const place of [$("text"), $("tip")]) {
   place.addEventListener("pointerleave", () => (leaving = setTimeout(hideTip, 250)));
 }
 $("tip").addEventListener("pointerenter", () => clearTimeout(leaving));
-document.addEventListener("scroll", hideTip, true);
-$("text").addEventListener("click", (event) => tokenAt(event.target) && showTip(event.target));
+document.addEventListener("scroll", placeTip, true);
+// By keyboard: from token to token, and into the alternatives.
+$("text").addEventListener("keydown", (event) => {
+  const tokens = [...$("text").querySelectorAll("[data-i]")].filter((token) => token.textContent), at = tokens.indexOf(current);
+  const to = { ArrowLeft: at < 0 ? tokens.length - 1 : at - 1, ArrowRight: at < 0 ? 0 : at + 1, Home: 0, End: tokens.length - 1 }[event.key];
+  if (event.key === "Enter" && current) $("tip").querySelector("[data-token][tabindex]")?.focus();
+  else if (to !== undefined && tokens[to]) {
+    tokens[to].scrollIntoView({ block: "nearest" });
+    showTip(tokens[to]);
+  } else return;
+  event.preventDefault();
+});
+$("tip").addEventListener("keydown", (event) => {
+  const rows = [...$("tip").querySelectorAll("[data-token][tabindex]")], step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (event.key === "Escape" || event.key === "Tab") $("text").focus();
+  if (!step) return;
+  event.preventDefault();
+  rows[rows.indexOf(document.activeElement) + step]?.focus();
+});
+document.addEventListener("click", (event) => {
+  if (event.target.closest("#tip")) return;
+  clearTimeout(leaving); // a finger leaves before it clicks
+  if (tokenAt(event.target)) showTip(event.target);
+  else hideTip();
+});

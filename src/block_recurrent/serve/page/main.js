@@ -71,7 +71,6 @@ async function open(name) {
   const ratio = memory.bytes && memory.text_bytes > 2 * memory.bytes ? `, 1 : ${Math.round(memory.text_bytes / memory.bytes)}` : "";
   const kept = memory.bytes ? `, kept in ${size(memory.bytes)}${ratio}` : "";
   $("facts").textContent = `${count(memory.tokens)} tokens, ${size(memory.text_bytes)} of text${kept} · ${memory.model ?? memory.model_name}`;
-  $("download").href = `/v1/memories/${encoded(name)}/file`;
   drawPast(memory, choosePlace);
   $("place").hidden = true;
   openDesk(memory, { refresh });
@@ -79,27 +78,41 @@ async function open(name) {
 
 // ---- Reading
 
-let reading = null;
+let reading = null, before = Promise.resolve();
+
+// One after the other.
+function take(files) {
+  for (const file of files) before = before.then(() => read(file, file.name));
+}
+
 async function read(blob, title) {
-  const plain = title.replace(/\.[^.]*$/, "").replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+/, "");
-  const name = plain.slice(0, 50) || "text";
+  const isMemory = title.endsWith(".memory"), plainTitle = title.replace(/\.[^.\s]*$/, "");
+  const plain = plainTitle.replace(/[^A-Za-z0-9._-]+/g, "-").replace(/^[^A-Za-z0-9]+/, "").slice(0, 50) || "text";
   const taken = new Set(state.memories.map((memory) => memory.name));
-  let free = name;
-  for (let n = 2; taken.has(free); n++) free = `${name}-${n}`;
+  let free = plain;
+  for (let n = 2; taken.has(free); n++) free = `${plain}-${n}`;
+  $("wrong").hidden = true;
   $("progress").hidden = false;
-  $("progress-title").textContent = title;
+  $("progress-title").textContent = plainTitle;
+  $("progress-bar").value = 0;
+  $("progress-told").textContent = "";
   reading = new AbortController();
   try {
-    const query = new URLSearchParams({ stream: "true", title: title.slice(0, 200), model: $("model").value });
-    const text = new Blob([blob], { type: "text/plain" }); // a file has a type of its own
-    for await (const event of events("POST", `/v1/memories/${free}/read?${query}`, text, { signal: reading.signal })) {
-      if (event.memory) continue;
-      $("progress-bar").value = event.bytes / event.total_bytes;
-      $("progress-told").textContent = `${count(event.tokens)} tokens${event.tokens_per_second ? `, ${count(event.tokens_per_second)} a second` : ""}`;
+    const { signal } = reading;
+    if (isMemory) await call("PUT", `/v1/memories/${free}/file`, new Blob([blob]), { signal });
+    else {
+      const query = new URLSearchParams({ stream: "true", title: plainTitle.slice(0, 200), model: $("model").value });
+      const text = new Blob([blob], { type: "text/plain" }); // a file has a type of its own
+      for await (const event of events("POST", `/v1/memories/${free}/read?${query}`, text, { signal })) {
+        if (event.memory) continue;
+        $("progress-bar").value = event.bytes / event.total_bytes;
+        $("progress-told").textContent = `${count(event.tokens)} tokens${event.tokens_per_second ? `, ${count(event.tokens_per_second)} a second` : ""}`;
+      }
     }
     await refresh(free);
   } catch (error) {
-    if (error.name !== "AbortError") alertOf(error);
+    $("wrong").hidden = error.name === "AbortError";
+    $("wrong").textContent = `${title}: ${error.message}`;
   } finally {
     $("progress").hidden = true;
   }
@@ -107,10 +120,10 @@ async function read(blob, title) {
 
 $("progress-stop").addEventListener("click", () => reading?.abort());
 $("file").addEventListener("change", () => {
-  const file = $("file").files[0];
-  if (file) read(file, file.name);
+  take($("file").files);
   $("file").value = "";
 });
+$("begin").addEventListener("click", () => $("file").click());
 $("drop").addEventListener("keydown", (event) => {
   if (event.key === "Enter" || event.key === " ") $("file").click();
 });
@@ -118,12 +131,12 @@ for (const kind of ["dragover", "dragleave", "drop"]) {
   document.addEventListener(kind, (event) => {
     event.preventDefault();
     $("drop").classList.toggle("over", kind === "dragover");
-    if (kind === "drop" && event.dataTransfer.files[0]) read(event.dataTransfer.files[0], event.dataTransfer.files[0].name);
+    if (kind === "drop") take(event.dataTransfer.files);
   });
 }
 $("blank").addEventListener("click", async () => {
   const text = await ask("Beginning of the text:", "", "Read");
-  if (text) read(new Blob([text], { type: "text/plain" }), text.slice(0, 40));
+  if (text) take([new File([text], text.slice(0, 40).replaceAll(".", " "))]);
 });
 
 // ---- Actions on a memory
@@ -131,7 +144,6 @@ $("blank").addEventListener("click", async () => {
 function alertOf(error) {
   $("told").textContent = error.message;
   $("told").classList.add("wrong");
-  if ($("room").hidden) ask(error.message);
 }
 
 const act = (id, work) => $(id).addEventListener("click", () => work().catch(alertOf));
@@ -157,6 +169,13 @@ act("rename", async () => {
     await json("PATCH", `/v1/memories/${encoded(state.open.name)}`, { name });
     await refresh(name);
   }
+});
+act("download", async () => {
+  const { name } = state.open;
+  const file = await (await call("GET", `/v1/memories/${encoded(name)}/file`)).blob(); // with the key, unlike a link
+  const link = element("a", { href: URL.createObjectURL(file), download: `${name}.memory` });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 });
 act("delete", async () => {
   if ((await ask(`Type the name to delete “${state.open.name}”:`, "", "Delete")) === state.open.name) {
