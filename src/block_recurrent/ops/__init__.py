@@ -28,7 +28,7 @@ from block_recurrent.ops.norm import (
     unit_length,
 )
 from block_recurrent.ops.registry import backend
-from block_recurrent.ops.scan import Average, KeysValues, is_watched, state_scan
+from block_recurrent.ops.scan import Average, KeysValues, is_changed, state_scan, stated
 from block_recurrent.ops.transfer import on_device
 
 __all__ = [
@@ -45,7 +45,7 @@ __all__ = [
     "cross_entropy",
     "dropout",
     "fan_out",
-    "is_watched",
+    "is_changed",
     "knn_attend",
     "merge_heads",
     "on_device",
@@ -56,6 +56,7 @@ __all__ = [
     "state_scan",
     "state_step",
     "state_view",
+    "stated",
     "token_heads",
     "unit_heads",
     "unit_length",
