@@ -16,7 +16,7 @@ from block_recurrent.ops.attention import (
 )
 from block_recurrent.ops.dropout import dropout
 from block_recurrent.ops.knn import knn_attend
-from block_recurrent.ops.lanes import fan_out, slice_lanes
+from block_recurrent.ops.lanes import fan_out, on_device, slice_lanes
 from block_recurrent.ops.loss import CrossEntropy, cross_entropy
 from block_recurrent.ops.norm import (
     TokenHeads,
@@ -29,7 +29,6 @@ from block_recurrent.ops.norm import (
 )
 from block_recurrent.ops.registry import backend
 from block_recurrent.ops.scan import Average, KeysValues, is_changed, state_scan, stated
-from block_recurrent.ops.transfer import on_device
 
 __all__ = [
     "Average",
