@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-USAGE, FAILURE = 2, 1
+USAGE, FAILURE, INTERRUPTED = 2, 1, 130  # exit codes
 
 
 class BlockRecurrentError(ValueError):

@@ -280,6 +280,19 @@ def test_the_engine_has_weights_of_its_own(tokens: Tokens) -> None:
         engine.decode([1], memory)
 
 
+def test_what_an_engine_can_not_be_made_of(tokens: Tokens) -> None:
+    model: Any = make("slide")
+    for given, options, said in (
+        ("runs/first", {}, "the model is a str: it must be a BlockRecurrentLM"),
+        (model, {"dtype": "bfloat16"}, "dtype is 'bfloat16': it must be one of torch.float32"),
+        (model, {"weights": "int4"}, r"weights is 'int4': .* \(did you mean 'int8'\?\)"),
+    ):
+        with pytest.raises(BlockRecurrentError, match=said):
+            Engine(given, **options)
+    with pytest.raises(InputError, match="memories of one lane each"):
+        Engine(model).decode_many([1], [None])  # type: ignore[list-item]
+
+
 def test_weights_are_hashed_once(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in every call that is given a memory: hashing 160M weights takes longer than most calls."""
     engine, text = Engine(make("rec-fixed-skip"), dtype=torch.bfloat16), tokens(1, 20)

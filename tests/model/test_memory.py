@@ -385,6 +385,21 @@ def test_pickles_and_copies_go_on_as_the_memory_itself(name, tmp_path):
             assert torch.equal(model(tokens, other)[0], expected)
 
 
+@pytest.mark.parametrize("name", ["slide", "rec-fixed-skip", "memorizing"])
+def test_copies_hold_the_values_alone(name, tmp_path):
+    """Also of a memory that has a gradient, or whose tensors are parts of larger ones."""
+    torch.manual_seed(0)
+    model = BlockRecurrentLM(preset(name, "micro", vocab_size=30)).eval()
+    _, memory = model(torch.randint(0, 30, (1, 300)))
+    torch.save(memory, tmp_path / "memory.pt")
+    loaded = torch.load(tmp_path / "memory.pt", weights_only=False)
+    pickled = pickle.dumps(memory)
+    for other in (copy.deepcopy(memory), pickle.loads(pickled), loaded):
+        assert other.equals(memory)
+        assert not any(x.requires_grad for x in other.named_tensors().values())
+    assert len(pickled) < memory.nbytes + 10_000
+
+
 def test_a_short_repr():
     memory = DocumentMemory.empty(preset("rec-fixed-skip", "micro", vocab_size=30), lanes=7)
     assert len(repr(memory)) < 150

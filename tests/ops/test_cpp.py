@@ -351,11 +351,44 @@ def test_what_does_not_fit_never_reaches_c(build):
                 operator(q.detach(), k.detach(), v.detach(), scores, slots, *(x.detach() for x in more))
 
 
-def test_second_order_gradients_are_refused(build):
-    given = tensors((1, 2, 5, 16), (1, 2, 9, 16), (1, 2, 9, 16), (2, 4))
-    (first,) = torch.autograd.grad(cpp_window_attention(*given).square().sum(), given[0], create_graph=True)
+def every_differentiable_kernel():
+    """By name: a function of tensors, and these."""
+    seed, counts = torch.zeros(1, dtype=torch.int64), torch.ones(5)
+    q, rows, scores = (1, 2, 5, 16), (1, 2, 9, 16), torch.randn(1, 2, 5, 3)
+    slots = torch.zeros(1, 2, 5, 3, dtype=torch.int64)
+    weights = (16,), (8, 16), (128, 16), (6,)
+    ops = torch.ops.brt
+    return {
+        "window_attention": (cpp_window_attention, tensors(q, rows, rows, (2, 4))),
+        "attend": (lambda q, k, v: ops.attend(q, [k], [v], seed, 0.0)[0], tensors(q, rows, rows)),
+        "norm": (lambda x, weight: ops.norm(x, weight, 0.5, EPSILON), tensors(q, (2, 16))),
+        "unit_heads": (lambda x, weight: ops.unit_heads(x, weight, EPSILON)[1], tensors((1, 6, 5, 16), (4, 16))),
+        "cross_entropy": (
+            lambda x, table: ops.cross_entropy(x, table, torch.arange(5), counts, True, True)[0],
+            tensors((5, 16), (7, 16)),
+        ),
+        "knn_attend": (lambda q, k, v: ops.knn_attend(q, k, v, scores, slots), tensors(q, rows, rows)),
+        "state_step": (
+            lambda state, *own: ops.state_step(state, *own[:4], [own[4]], [own[5]], EPSILON)[0],
+            tensors((1, 8, 16), *weights, rows, rows),
+        ),
+        "state_scan": (
+            lambda *given: ops.state_scan(*given, 2, EPSILON)[0],
+            tensors((1, 8, 16), *weights, (16, 64), (16,), (16,), (1, 2, 12, 16), (1, 2, 12, 16)),
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", every_differentiable_kernel())
+@pytest.mark.parametrize("linear", [True, False])
+def test_second_order_gradients_are_refused(build, name, linear):
+    """Also of a plain sum, where the incoming gradient is constant; torch's decorator would not notice that."""
+    kernel, given = every_differentiable_kernel()[name]
+    out = kernel(*given)
+    total = out.sum() if linear else out.square().sum()
+    (first,) = torch.autograd.grad(total, given[0], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+        torch.autograd.grad(first.square().sum() + given[0].square().sum(), given[0])
 
 
 def test_an_older_build_serves_where_the_newer_one_is_missing(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from block_recurrent import BlockRecurrentLM, preset
 from block_recurrent.cli.main import main
 from block_recurrent.errors import ConfigError
 from block_recurrent.ops import backend, cpp, registry, triton
@@ -54,6 +55,26 @@ def test_a_backend_is_forced_inside_and_nowhere_else():
             assert registry.select("window_attention", x, queries=1000, head=64) == "tiled"
             assert registry.select("norm", x, rows=1000, width=64) == "reference", "it has no such backend"
     assert registry.select("window_attention", x, queries=1000, head=64) == before
+
+
+@pytest.mark.parametrize("system", ["slide", "rec-lstm-dual", "memorizing"])
+@pytest.mark.parametrize("name", [None, "tiled", "chunked"])
+def test_gradients_of_gradients_are_the_references_or_an_error(name, system):
+    """Of a model in float64, in which most operators can be differentiated twice: the others must not be passed by."""
+    torch.manual_seed(0)
+    model = BlockRecurrentLM(preset(system, "micro", vocab_size=20, num_layers=3, dropout=0.0)).double().eval()
+    model.embedding.weight.requires_grad_(name != "chunked")  # the loss then depends on the vectors only
+    tokens, parameters = torch.randint(20, (1, 17)), [p for p in model.parameters() if p.requires_grad]
+
+    def second_order():
+        loss = model.loss(tokens, tokens).sum
+        first = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+        return torch.autograd.grad(sum(d.square().sum() for d in first if d is not None), parameters, allow_unused=True)
+
+    with backend("reference"):
+        assert any(d is not None for d in second_order())
+    with backend(name), pytest.raises(RuntimeError, match="once_differentiable"):
+        second_order()
 
 
 def test_an_unknown_backend_is_named():

@@ -9,7 +9,7 @@ from torch import nn
 from block_recurrent import BlockRecurrentLM, preset
 from block_recurrent.model.cell import SkipUpdate
 from block_recurrent.nn.gates import Candidate, FixedGate
-from block_recurrent.ops import Average, StateWeights, backend, cpp, registry, state_scan
+from block_recurrent.ops import Average, StateWeights, backend, cpp, registry, state_scan, stated
 from block_recurrent.ops.cpp.scan import cpp_state_scan
 from block_recurrent.ops.norm import EPSILON
 from tests.ops.test_states import build, by_definition, check, tensors
@@ -140,31 +140,78 @@ def test_which_systems_use_it(monkeypatch, system, scans):
     assert len(calls) == scans
 
 
+class Halved(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) / 2
+
+
+class HalvedGate(FixedGate):
+    def forward(self, h, state):
+        return super().forward(h, state) / 2
+
+
+class HalvedCandidate(Candidate):
+    def forward(self, h):
+        return super().forward(h) / 2
+
+
+def hooked(part):
+    return part.register_forward_hook(lambda module, args, output: output / 2)
+
+
+def prehooked(part):
+    return part.register_forward_pre_hook(lambda module, args: tuple(x / 2 for x in args))
+
+
+def replaced(part):
+    part.forward = lambda *args, forward=part.forward: forward(*args) / 2
+
+
+def subclassed(part):
+    kinds = {FixedGate: HalvedGate, Candidate: HalvedCandidate, nn.Linear: Halved}
+    part.__class__ = kinds[type(part)]
+
+
+CHANGES = [
+    *((kind, change) for kind in (SkipUpdate, FixedGate, Candidate) for change in (hooked, prehooked, replaced)),
+    *((kind, subclassed) for kind in (FixedGate, Candidate, nn.Linear)),
+]
+
+
 @pytest.mark.skipif(cpp.LIBRARY is None, reason="this installation has no kernels (brt doctor)")
-@pytest.mark.parametrize("watched_part", [SkipUpdate, FixedGate, Candidate])
-def test_a_part_of_the_update_that_is_watched_is_called(monkeypatch, watched_part):
-    calls, seen = count_scans(monkeypatch), []
+@pytest.mark.parametrize(("kind", "change"), CHANGES)
+def test_a_changed_part_of_the_update_is_called(monkeypatch, kind, change):
+    """Whatever a user changes in an update has the effect that it has without the kernel."""
+    calls = count_scans(monkeypatch)
     model = BlockRecurrentLM(
-        preset("rec-fixed-skip", "micro", vocab_size=50, window=8, num_states=8, head_dim=16)
+        preset("rec-fixed-skip", "micro", vocab_size=50, window=8, num_states=8, head_dim=16, gate_bias=False)
     ).eval()
     tokens = torch.randint(50, (2, 32))
-    expected = model(tokens)[0]
-    gate = next(x for x in model.modules() if isinstance(x, watched_part))
-    handle = gate.register_forward_hook(lambda *_: seen.append(1))
-    watched = model(tokens)[0]
-    handle.remove()
-    assert (len(calls), len(seen)) == (1, 4)
-    torch.testing.assert_close(watched, expected, atol=1e-5, rtol=1e-5)
+    unchanged = model(tokens)[0]
+    [update] = (module for module in model.modules() if isinstance(module, SkipUpdate))
+    change(next(part for part in update.modules() if type(part) is kind))
+    changed = model(tokens)[0]
+    assert len(calls) == 1, "only of the model as it was"
+    with backend("reference"):
+        expected = model(tokens)[0]
+    torch.testing.assert_close(changed, expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(changed, unchanged, atol=1e-3)
 
 
-def test_a_changed_gate_is_no_average():
-    class Mine(FixedGate):
-        pass
+def test_gradient_hooks_are_called():
+    model = BlockRecurrentLM(preset("rec-fixed-skip", "micro", vocab_size=50, window=8, num_states=8, head_dim=16))
+    gate, seen = next(x for x in model.modules() if isinstance(x, FixedGate)), []
+    gate.register_full_backward_hook(lambda *_: seen.append(1))
+    tokens = torch.randint(50, (2, 32))
+    model.loss(tokens, tokens).sum.backward()
+    assert seen
 
-    assert Mine(32, 16, True, False).average() is None
-    assert FixedGate(32, 16, True, True).average() is None
+
+def test_a_gate_is_the_average_that_it_states():
+    assert stated(HalvedGate(32, 16, True, False), "average") is None
+    assert stated(FixedGate(32, 16, True, True), "average") is None
     gate = FixedGate(32, 16, False, False)
-    average = gate.average()
+    average = stated(gate, "average")
     assert average is not None
     assert not average.bias.any()
     h, state = torch.randn(2, 3, 32), torch.randn(2, 3, 16)

@@ -185,8 +185,10 @@ def test_mixed_precision_takes_the_reference():
         assert model.loss(*torch.randint(50, (2, 2, 64))).sum.isfinite()
 
 
-@pytest.mark.parametrize("system", ["slide-plus", "rec-fixed-skip"])
-def test_compiled_without_a_graph_break(system):
+@pytest.mark.parametrize(
+    ("system", "name"), [("slide-plus", None), ("rec-fixed-skip", None), ("rec-fixed-skip", "tiled")]
+)
+def test_compiled_without_a_graph_break(system, name):
     """A layer with the kernels, forward and backward."""
     torch.manual_seed(0)
     model = BlockRecurrentLM(preset(system, "micro", vocab_size=50, head_dim=16)).eval()
@@ -198,8 +200,9 @@ def test_compiled_without_a_graph_break(system):
         loss = out.square().sum() + (0.0 if after.state is None else after.state.sum())
         return out, *torch.autograd.grad(loss, (x, *layer.parameters()), allow_unused=True)
 
-    compiled = run(torch.compile(layer, fullgraph=True, backend="aot_eager"))
-    for one, other in zip(compiled, run(layer), strict=True):
+    with backend(name):
+        compiled, plain = run(torch.compile(layer, fullgraph=True, backend="aot_eager")), run(layer)
+    for one, other in zip(compiled, plain, strict=True):
         if other is not None:
             torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 

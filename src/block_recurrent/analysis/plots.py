@@ -23,7 +23,7 @@ from block_recurrent.io.output import write_file
 COLORS = ("#0b7a75", "#c8553d", "#6b5ca5", "#b8860b", "#3b7dd8", "#7a7a3a")
 LINES = ("-", "-.", ":")  # when all colors have been used
 MOST_INSIDE = 8  # labels that leave room for the lines
-PAPER, INK, FAINT, GRID = "#fffdf8", "#23201b", "#857d70", "#e6dfd2"
+PAPER, FAINT, GRID = "#fffdf8", "#857d70", "#e6dfd2"
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,6 @@ def has_matplotlib() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def write_cumulative(path: Path, curves: Mapping[str, Curve]) -> None:
-    """Cumulative cross-entropy of several runs in one plot."""
-    write_chart(path, cumulative_chart(curves))
-
-
 def write_chart(path: Path, chart: LineChart, subtitle: str = "") -> None:
     """Write a chart as a page or an image, by the file's name."""
     check_plot_path(path)
@@ -125,6 +120,15 @@ def write_chart(path: Path, chart: LineChart, subtitle: str = "") -> None:
             axes.figure.legend(frameon=False, loc="outside right upper", fontsize="small")
         else:
             axes.legend(frameon=False)
+
+
+def write_charts(path: Path, chart: LineChart) -> list[str]:
+    """Write a chart as a page and, with matplotlib, as an image, to `path` with these endings; returns their names."""
+    kinds = (".html", ".png") if has_matplotlib() else (".html",)
+    paths = [path.with_name(f"{path.name}{kind}") for kind in kinds]
+    for each in paths:
+        write_chart(each, chart)
+    return [each.name for each in paths]
 
 
 @contextmanager

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from block_recurrent.config import ModelConfig
-from block_recurrent.nn.linear import linear, normal
-from block_recurrent.nn.mlp import MLP
+from block_recurrent.nn.linear import MLP, linear, normal
 from block_recurrent.nn.norm import RMSNorm
 from block_recurrent.ops import cross_entropy, merge_heads, split_heads, unit_length
 

@@ -7,7 +7,9 @@ import multiprocessing
 import os
 import platform
 import resource
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -78,9 +80,9 @@ def chosen(names: str, known: Iterable[str], what: str) -> list[str]:
     return found
 
 
-def report(rows: list[dict[str, Any]], command: str) -> dict[str, Any]:
-    """Rows with machine, versions and command."""
-    return {"rows": rows, "machine": machine(), "versions": versions(), "command": command}
+def with_origin(found: dict[str, Any]) -> dict[str, Any]:
+    """Results with the command line, machine and versions that they come from."""
+    return {"command": shlex.join(["brt", *sys.argv[1:]]), **found, "machine": machine(), "versions": versions()}
 
 
 def machine() -> dict[str, Any]:

@@ -28,7 +28,7 @@ from block_recurrent.checkpoint.folders import (
     sweep,
     verify,
 )
-from block_recurrent.checkpoint.save import save_run
+from block_recurrent.checkpoint.save import save_run, write_run_files
 from block_recurrent.checkpoint.sharded import SHARDED, WEIGHT_PREFIX, read_sharded
 from block_recurrent.checkpoint.state_file import INITIAL_STATE, load_state, save_state
 from block_recurrent.checkpoint.weights import (

@@ -8,7 +8,7 @@ from pathlib import Path
 from block_recurrent.checkpoint.folders import aside_of, finish, list_checkpoints, step_folder
 from block_recurrent.checkpoint.weights import WEIGHTS
 from block_recurrent.data import Tokenizer, load_tokenizer
-from block_recurrent.errors import CheckpointError, ConfigError
+from block_recurrent.errors import BlockRecurrentError, CheckpointError, ConfigError
 from block_recurrent.io.atomic import remove_folder
 from block_recurrent.io.output import write_file
 from block_recurrent.io.tensors import write_tensors
@@ -55,11 +55,7 @@ def save_run(
         header = {"config": json.dumps(model.config.to_dict())}
         write_tensors(aside / WEIGHTS, model.state_dict(), header)
         config = config.replace("data", tokenizer=tokenizer.sha256)
-        write_file(run / CONFIG, config.to_toml(), CheckpointError)
-        if tokenizer.model is None:
-            (run / TOKENIZER).unlink(missing_ok=True)
-        else:
-            write_file(run / TOKENIZER, tokenizer.model, CheckpointError)
+        write_run_files(run, config, tokenizer, CheckpointError)
         finish(path, step, None)
         for old in found:
             if old != path:
@@ -67,3 +63,12 @@ def save_run(
     except OSError as error:
         raise CheckpointError(f"the run '{run}' can't be written: {error.strerror or error}") from None
     return path
+
+
+def write_run_files(run: Path, config: RunConfig, tokenizer: Tokenizer, error: type[BlockRecurrentError]) -> None:
+    """Write the configuration and the tokenizer of a run. error: the class of error if that fails."""
+    write_file(run / CONFIG, config.to_toml(), error)
+    if tokenizer.model is None:
+        (run / TOKENIZER).unlink(missing_ok=True)
+    else:
+        write_file(run / TOKENIZER, tokenizer.model, error)

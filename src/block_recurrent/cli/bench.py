@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_outputs(args, "json", "markdown")
-    from block_recurrent.bench.harness import report
+    from block_recurrent.bench.harness import with_origin
 
-    result = report(args.benchmark.run(args), shlex.join(["brt", *sys.argv[1:]]))
+    result = with_origin({"rows": args.benchmark.run(args)})
     head, rows = _cells(result["rows"])
     machine = result["machine"]
     where = [f"{machine['processor']}, {machine['cores']} cores", *map(" ".join, result["versions"].items())]

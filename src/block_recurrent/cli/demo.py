@@ -16,11 +16,10 @@ from typing import Any
 from block_recurrent import models
 from block_recurrent.cli.demo_reading import Demo, read_and_generate, seen
 from block_recurrent.cli.output import add_json, check_outputs, give_json, in_snake_case, text_of
-from block_recurrent.errors import BlockRecurrentError, ConfigError, FileFormatError
+from block_recurrent.errors import INTERRUPTED, BlockRecurrentError, ConfigError, FileFormatError
 from block_recurrent.io.output import print_table, write_file
 
 MARKER = "demo.json"
-STOPPED = 130
 STEPS, QUICK_STEPS = 200, 6
 SYSTEM = "rec-fixed-skip"
 
@@ -165,7 +164,7 @@ def _brt(*words: object, stops: bool = False) -> None:
 
     command = [str(word) for word in words]
     print(f"$ brt {shlex.join(command)}", flush=True)
-    if dispatch(command) not in ((0, STOPPED) if stops else (0,)):
+    if dispatch(command) not in ((0, INTERRUPTED) if stops else (0,)):
         raise BlockRecurrentError("the demo was stopped; rerun it to resume")
 
 

@@ -75,9 +75,9 @@ def run(args: argparse.Namespace) -> int:
         print(vocabulary_table(rows))
     give_json(args, results[0] if len(results) == 1 else {"table": rows, "runs": results})
     if args.plot:
-        from block_recurrent.analysis.plots import write_cumulative
+        from block_recurrent.analysis.plots import cumulative_chart, write_chart
 
-        write_cumulative(args.plot, curves)
+        write_chart(args.plot, cumulative_chart(curves))
     return 0
 
 

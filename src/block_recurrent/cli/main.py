@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, NoReturn, TextIO
 
 from block_recurrent.allocator import keep_freed_memory
-from block_recurrent.errors import FAILURE, USAGE, BlockRecurrentError, did_you_mean, printable
+from block_recurrent.errors import FAILURE, INTERRUPTED, USAGE, BlockRecurrentError, did_you_mean, printable
 from block_recurrent.io.door import COUNT_LIMIT
 
 COMMANDS = {
@@ -103,8 +103,6 @@ COMMANDS = {
     "doctor": ("doctor", "show hardware and the settings chosen", "brt doctor"),
     "completion": ("completion", "print a script for tab completion", "brt completion bash > ~/.brt && . ~/.brt"),
 }
-
-INTERRUPTED = 130
 
 
 class OneLineParser(argparse.ArgumentParser):

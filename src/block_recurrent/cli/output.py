@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from block_recurrent.errors import ConfigError, DataError, printable
+from block_recurrent.errors import INTERRUPTED, ConfigError, DataError, printable
 from block_recurrent.io.door import read_bytes
 from block_recurrent.io.output import finite, write_file
 
@@ -24,6 +24,12 @@ def print_notes(notes: Iterable[str]) -> None:
     """Print notes to standard error, separate from the output."""
     for note in notes:
         print(f"brt: note: {printable(note)}", file=sys.stderr)
+
+
+def stopped() -> int:
+    """Print that a command was stopped, and how to resume it; returns its exit code."""
+    print("stopped; rerun the same command to resume", file=sys.stderr)
+    return INTERRUPTED
 
 
 def size(count: float) -> str:

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from block_recurrent.cli.output import add_json, check_outputs, give_json, print_notes, size, text_of
-from block_recurrent.errors import ConfigError, DataError
+from block_recurrent.errors import INTERRUPTED, ConfigError, DataError
 from block_recurrent.run_config.sections import DTYPES
 
 if TYPE_CHECKING:
     from block_recurrent.inference.session import Session
     from block_recurrent.inference.trail import Trail
-
-INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from block_recurrent.cli.output import (
@@ -13,13 +12,12 @@ from block_recurrent.cli.output import (
     check_range,
     check_results,
     give_json,
+    stopped,
     text_of,
 )
 from block_recurrent.errors import OutputError
 from block_recurrent.io.output import write_json
 from block_recurrent.presets import SIZES, SYSTEMS
-
-STOPPED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,15 +46,15 @@ def run(args: argparse.Namespace) -> int:
     check_results(args.out, "recall", {"names", "systems", "training"}, args.overwrite)
     import torch
 
-    from block_recurrent.analysis.plots import has_matplotlib, write_chart
-    from block_recurrent.studies.curriculum import RecallTraining
+    from block_recurrent.analysis.plots import write_charts
+    from block_recurrent.studies.curriculum import RecallTraining, cooldown_of
     from block_recurrent.studies.recall import RecallSettings, recall_study
     from block_recurrent.studies.recall_report import describe_recall, recall_chart
 
     torch.set_num_threads(args.threads)
     training = RecallTraining(
         steps=args.steps,
-        cooldown=min(RecallTraining.cooldown, max(1, args.steps // 3)),
+        cooldown=cooldown_of(args.steps, RecallTraining.cooldown),
         learning_rate=args.lr,
         gate_rate=args.gate_rate,
         longest=args.distance,
@@ -76,14 +74,9 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise OutputError(f"can't write to '{args.out}': {error.strerror or error}") from None
     if found is None:
-        print("stopped; rerun the same command to resume", file=sys.stderr)
-        return STOPPED
+        return stopped()
     write_json(args.out / "recall.json", found)
-    written = ["recall.json", "recall.html"]
-    write_chart(args.out / "recall.html", recall_chart(found))
-    if has_matplotlib():
-        write_chart(args.out / "recall.png", recall_chart(found))
-        written.append("recall.png")
+    written = ["recall.json", *write_charts(args.out / "recall", recall_chart(found))]
     with text_of(args):
         print(describe_recall(found))
         print(f"wrote {', '.join(written)} in {args.out}, along with runs and documents for 'brt compare'")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from block_recurrent.cli.output import (
     check_range,
     check_results,
     give_json,
+    stopped,
     text_of,
 )
 from block_recurrent.io.output import markdown, print_table, write_file, write_json
@@ -22,7 +22,6 @@ from block_recurrent.presets import SIZES, preset
 from block_recurrent.run_config import check_keys, parse_settings
 from block_recurrent.studies.paper_tables import TABLES
 
-STOPPED = 130
 MOST_SEEDS = 1000
 COMPARED = ("rec-fixed-skip", "slide-plus")
 NOTE = (
@@ -76,8 +75,7 @@ def run(args: argparse.Namespace) -> int:
     study = Study(args.table, args.size, tuple(args.data), out, args.budget, seeds, settings=settings, systems=systems)
     found = reproduce(study, lambda text: print(f"\n{text}", file=sys.stderr))
     if found is None:
-        print("stopped; rerun the same command to resume", file=sys.stderr)
-        return STOPPED
+        return stopped()
     with text_of(args, is_progress=True):
         result = _write_results(out, args.table, found, summary(found))
         if not args.no_report:
@@ -89,15 +87,14 @@ def run(args: argparse.Namespace) -> int:
 def _write_results(
     out: Path, table: str, found: dict[str, Any], lines: tuple[list[str], list[list[str]]]
 ) -> dict[str, Any]:
-    from block_recurrent.bench.harness import machine, versions
+    from block_recurrent.bench.harness import with_origin
 
     head, rows = lines
     print_table(head, rows)
     print(NOTE)
-    command = shlex.join(["brt", *sys.argv[1:]])
-    result = {"command": command, **found, "machine": machine(), "versions": versions()}
+    result = with_origin(found)
     write_json(out / f"{table}.json", result)
-    text = f"`{command}`: {found['steps']} steps per run.\n\n{markdown(head, rows)}\n{NOTE}\n"
+    text = f"`{result['command']}`: {found['steps']} steps per run.\n\n{markdown(head, rows)}\n{NOTE}\n"
     write_file(out / f"{table}.md", text)
     print(f"wrote {table}.json and {table}.md in {out}")
     _curves(out, table, found)
@@ -106,12 +103,11 @@ def _write_results(
 
 def _curves(out: Path, table: str, found: dict[str, Any]) -> None:
     """Bits per token by position, of the first seed."""
-    from block_recurrent.analysis.plots import has_matplotlib, write_cumulative
+    from block_recurrent.analysis.plots import cumulative_chart, write_charts
     from block_recurrent.evaluate.cumulative import Curve
 
     curves = {run["label"]: Curve.from_dict(run["cumulative"]) for run in found["runs"] if run["seed"] == 0}
-    for kind in ("html", "png") if has_matplotlib() else ("html",):
-        write_cumulative(out / f"{table}-by-position.{kind}", curves)
+    write_charts(out / f"{table}-by-position", cumulative_chart(curves))
 
 
 def _report(args: argparse.Namespace, out: Path, found: dict[str, Any]) -> None:

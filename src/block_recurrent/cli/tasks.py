@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from block_recurrent.cli.output import (
     check_results,
     give_json,
     in_snake_case,
+    stopped,
 )
 from block_recurrent.errors import ConfigError, OutputError
 from block_recurrent.io.output import markdown, print_table, write_file, write_json
@@ -26,7 +26,6 @@ from block_recurrent.run_config import check_keys, parse_settings
 if TYPE_CHECKING:
     from block_recurrent.studies.tasks.study import TaskStudy
 
-STOPPED = 130
 OTHERS = {
     "recall": "planted names by distance, as in 'brt recall'; measured in bits",
     "needle": "a sentence planted in books, for a trained model: --run RUN --data BOOK...",
@@ -131,8 +130,7 @@ def _run(args: argparse.Namespace) -> int:
         except OSError as error:
             raise OutputError(f"can't write to '{args.out}': {error.strerror or error}") from None
         if found[name] is None:
-            print("stopped; rerun the same command to resume", file=sys.stderr)
-            return STOPPED
+            return stopped()
     give_json(args, {name: in_snake_case(result) for name, result in found.items()})
     return 0
 
@@ -174,15 +172,17 @@ def _study(name: str, args: argparse.Namespace, systems: list[str]) -> TaskStudy
 
 
 def _train_and_measure(study: TaskStudy, args: argparse.Namespace) -> dict[str, Any] | None:
+    from block_recurrent.analysis.plots import write_charts
+    from block_recurrent.bench.harness import with_origin
     from block_recurrent.studies.tasks.report import chart, describe, page
     from block_recurrent.studies.tasks.study import run_task
 
     found = run_task(study, _tell)
     if found is None:
         return None
-    found = _with_origin(found)
+    found = with_origin(found)
     _write(args.out, study.spec.name, found, page(found))
-    _plot(args.out / study.spec.name, chart(found, study.spec.by_state))
+    write_charts(args.out / study.spec.name, chart(found, study.spec.by_state))
     if args.json != "-":
         print(describe(found))
         print(f"wrote {study.spec.name}.json, .md and plots in {args.out}, along with the runs")
@@ -190,21 +190,24 @@ def _train_and_measure(study: TaskStudy, args: argparse.Namespace) -> dict[str, 
 
 
 def _recall(args: argparse.Namespace, systems: list[str]) -> dict[str, Any] | None:
-    from block_recurrent.studies.curriculum import RecallTraining
+    from block_recurrent.analysis.plots import write_charts
+    from block_recurrent.bench.harness import with_origin
+    from block_recurrent.studies.curriculum import RecallTraining, cooldown_of
     from block_recurrent.studies.recall import RecallSettings, recall_study
     from block_recurrent.studies.recall_report import describe_recall, recall_chart
 
     steps = parse_settings([text for text in args.set if text.startswith("task.steps=")]).get("task", {}).get("steps")
-    training = RecallTraining() if steps is None else RecallTraining(steps, max(1, min(300, steps // 3)))
+    steps = RecallTraining.steps if steps is None else steps
+    training = RecallTraining(steps, cooldown_of(steps, RecallTraining.cooldown))
     against = systems[1] if len(systems) > 1 else None
     settings = RecallSettings(args.system, against, args.size, training=training)
     found = recall_study(settings, args.out / "runs" / "recall")
     if found is None:
         return None
-    found = _with_origin({"task": "recall", **found})
+    found = with_origin({"task": "recall", **found})
     said = describe_recall(found)
     _write(args.out, "recall", found, f"# recall\n\n`{found['command']}`\n\n```text\n{said}\n```\n")
-    _plot(args.out / "recall", recall_chart(found))
+    write_charts(args.out / "recall", recall_chart(found))
     if args.json != "-":
         print(said)
     return found
@@ -228,6 +231,7 @@ def _needle_work(args: argparse.Namespace) -> Any:
 def _find_needles(args: argparse.Namespace, needle: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
+    from block_recurrent.bench.harness import with_origin
     from block_recurrent.checkpoint import load_run
     from block_recurrent.inference.text_input import read_text
     from block_recurrent.io.progress import shown_progress
@@ -241,7 +245,7 @@ def _find_needles(args: argparse.Namespace, needle: Any) -> dict[str, Any]:
     head = list(rows[0])
     cells = [[f"{v:,}" if isinstance(v, int) else f"{v:.2f}" for v in row.values()] for row in rows]
     facts = {"task": "needle", "run": str(args.run), "system": loaded.config.system, "size": loaded.config.size}
-    found = _with_origin({**facts, "needle": asdict(needle), "by_distance": rows, "results": results})
+    found = with_origin({**facts, "needle": asdict(needle), "by_distance": rows, "results": results})
     note = f"Rank of the answer among {len(needle.answers)}, and its bits; chance is a rank of {_middle(needle):.1f}."
     page = f"# needle\n\n`{found['command']}`\n\n{note}\n\n{markdown(head, cells)}"
     args.out.mkdir(parents=True, exist_ok=True)
@@ -256,24 +260,9 @@ def _middle(needle: Any) -> float:
     return (len(needle.answers) + 1) / 2
 
 
-def _with_origin(found: dict[str, Any]) -> dict[str, Any]:
-    from block_recurrent.bench.harness import machine, versions
-
-    command = shlex.join(["brt", *sys.argv[1:]])
-    return {"command": command, **found, "machine": machine(), "versions": versions()}
-
-
 def _write(out: Path, name: str, found: dict[str, Any], page: str) -> None:
     write_json(out / f"{name}.json", found)
     write_file(out / f"{name}.md", page)
-
-
-def _plot(path: Path, chart: Any) -> None:
-    from block_recurrent.analysis.plots import has_matplotlib, write_chart
-
-    write_chart(path.with_name(f"{path.name}.html"), chart)
-    if has_matplotlib():
-        write_chart(path.with_name(f"{path.name}.png"), chart)
 
 
 def _tell(text: str) -> None:

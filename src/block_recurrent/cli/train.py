@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from block_recurrent.cli.output import size
-from block_recurrent.errors import ConfigError, MissingExtraError
+from block_recurrent.errors import INTERRUPTED, ConfigError, MissingExtraError
 from block_recurrent.io.progress import shown_status
 from block_recurrent.presets import SIZES, SYSTEMS
 from block_recurrent.run_config import (
@@ -27,7 +27,6 @@ from block_recurrent.run_config import (
     resolve,
 )
 
-STOPPED = 130
 _BY_PRESET = ("train.steps", "train.lanes", "train.save_every", "eval.every", "eval.tokens", "schedule.learning_rate")
 
 # Flags that set a key of the configuration: flag -> (section.key, type, help).
@@ -149,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
         raise
     if not finished:
         print(f"to resume: {_command()}", file=sys.stderr)
-        return STOPPED
+        return INTERRUPTED
     if config.train.init_from and not is_launched():
         _show_gain(config, Path(args.out))
     return 0

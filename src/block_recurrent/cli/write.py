@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from block_recurrent.cli.output import add_json, check_outputs, give_json, text_of
 from block_recurrent.cli.read import (
-    INTERRUPTED,
     add_run_arguments,
     bytes_of,
     check_memory_target,
@@ -18,7 +17,7 @@ from block_recurrent.cli.read import (
     not_empty,
     open_session,
 )
-from block_recurrent.errors import ConfigError, DataError, OutputError
+from block_recurrent.errors import INTERRUPTED, ConfigError, DataError, OutputError
 
 if TYPE_CHECKING:
     from block_recurrent.inference.sampling import Sampling

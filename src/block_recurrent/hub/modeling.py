@@ -20,14 +20,10 @@ from block_recurrent.hub.cache import BlockRecurrentCache
 from block_recurrent.hub.configuration import BlockRecurrentConfig
 from block_recurrent.hub.manifest import check_export
 from block_recurrent.hub.padding import Rows
-from block_recurrent.inference.engine import Engine
+from block_recurrent.inference.engine import Engine, tokens_at_once
 from block_recurrent.io.tensors import check_finite
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
-
-TOKENS_AT_ONCE = 2048
-"""Tokens of one call of the model, or one segment if that is more: a prompt of any length needs bounded memory."""
-
 
 _GENERATING: ContextVar[tuple[Any, Engine] | None] = ContextVar("generating", default=None)
 """The model that generates in this thread, and its engine: other threads may use the model at the same time."""
@@ -138,8 +134,7 @@ class BlockRecurrentForCausalLM(PreTrainedModel, GenerationMixin):
         hidden = self.model.embedding.weight.new_zeros(lanes, width - kept_from, self.config.d_model)
         config, engine = self.model.config, self._engine
         model = self.model if engine is None else engine.snapshot.model
-        size = max(config.segment, TOKENS_AT_ONCE // config.window * config.window)
-        for start, end, starts in rows.calls(self.model.config.eos_token_id, size):
+        for start, end, starts in rows.calls(config.eos_token_id, tokens_at_once(config)):
             counts = [min(max(length - start, 0), end - start) for length in rows.lengths]
             lengths = None if min(counts) == end - start else torch.tensor(counts)
             x, memory = model.hidden(rows.tokens[:, start:end], memory, starts, lengths)

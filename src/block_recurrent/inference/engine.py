@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from block_recurrent.config import ModelConfig
-from block_recurrent.errors import InputError
+from block_recurrent.errors import ConfigError, InputError
 from block_recurrent.inference.device_decode import DeviceDecoder, DeviceWriting
 from block_recurrent.inference.native_decode import NativeDecoder
 from block_recurrent.inference.sampling import Sampling
@@ -35,7 +35,8 @@ from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.runtime import Runtime
 
 TOKENS_AT_ONCE = 2048
-"""Tokens per prefill call, or one segment if that is more: enough to be fast, even if segments are short."""
+"""Tokens of a lane per call of the model: enough to be fast, even if segments are short."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DECODED = 4
 """Up to this number of tokens per lane, decoding one by one is faster than a call of the model."""
 Tokens = Tensor | Sequence[ArrayLike]
@@ -68,6 +69,12 @@ class Engine:
 
     def __init__(self, model: BlockRecurrentLM, weights: str = "float32", dtype: torch.dtype = torch.float32) -> None:
         """`dtype`: that of products and of cached keys and values; the recurrent state has that of the model."""
+        if not isinstance(model, BlockRecurrentLM):
+            raise InputError(
+                f"the model is a {type(model).__name__}: it must be a BlockRecurrentLM, such as load_run(name).model"
+            )
+        if dtype not in DTYPES:
+            raise ConfigError(f"dtype is {dtype!r}: it must be one of {', '.join(map(str, DTYPES))}")
         self.model, self.weights, self.dtype = model, weights, dtype
         self._on_device: DeviceDecoder | None = None
         self.refresh()
@@ -165,7 +172,7 @@ class Engine:
         """
         if len(tokens) != len(memories):
             raise InputError(f"there are {len(tokens)} tokens for {len(memories)} memories: give one per memory")
-        if any(memory.lanes != 1 for memory in memories):
+        if any(not isinstance(memory, DocumentMemory) or memory.lanes != 1 for memory in memories):
             raise InputError("decode_many takes memories of one lane each: use decode for memories of several lanes")
         snapshot, decoder = self._now
         column = _column(tokens, snapshot.device)
@@ -237,12 +244,17 @@ def _column(tokens: Tensor | Sequence[int], device: torch.device) -> Tensor:
     return column[:, None]
 
 
+def tokens_at_once(config: ModelConfig) -> int:
+    """Tokens of a lane per call: whole blocks, a segment or more. A text of any length then needs bounded memory."""
+    return max(config.segment, TOKENS_AT_ONCE // config.window * config.window)
+
+
 def _chunks(
     config: ModelConfig, memory: DocumentMemory, rows: Sequence[NDArray[np.int64]]
 ) -> Iterator[tuple[int, int]]:
     """The ranges of the calls: first up to the end of a block, then whole segments, which need no copies."""
     start, length = 0, max(map(len, rows))
-    size = max(config.segment, TOKENS_AT_ONCE // config.window * config.window)
+    size = tokens_at_once(config)
     end = -int(memory.tokens_read[0]) % config.window if length > config.window else size
     while start < length:
         end = min(end or size, length)

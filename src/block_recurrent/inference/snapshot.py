@@ -20,7 +20,7 @@ from block_recurrent.errors import ConfigError, did_you_mean
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.layer import Layer
 from block_recurrent.model.memory import DocumentMemory
-from block_recurrent.ops import is_watched
+from block_recurrent.ops import is_changed
 
 WEIGHTS = ("float32", "bfloat16", "int8")
 LARGEST = 127
@@ -173,5 +173,5 @@ def _copy_of(source: BlockRecurrentLM) -> BlockRecurrentLM:
 
 
 def _parts(model: nn.Module) -> list[tuple[Any, ...]]:
-    """Every module by name and class, and whether it has hooks or a replaced `forward`."""
-    return [(name, type(part), is_watched(part), "forward" in vars(part)) for name, part in model.named_modules()]
+    """Every module by name and class, and whether it was changed."""
+    return [(name, type(part), is_changed(part)) for name, part in model.named_modules()]

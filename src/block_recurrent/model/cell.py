@@ -10,7 +10,7 @@ from block_recurrent.model.blocks import BlockGrid
 from block_recurrent.nn.gates import GATES, Gate
 from block_recurrent.nn.linear import constant, joined, linear, normal
 from block_recurrent.nn.norm import RMSNorm
-from block_recurrent.ops import Average, KeysValues, StateView, StateWeights, state_scan, state_view
+from block_recurrent.ops import Average, KeysValues, StateView, StateWeights, state_scan, state_view, stated
 
 
 class RecurrentCell(nn.Module):
@@ -84,7 +84,7 @@ class SkipUpdate(nn.Module):
 
     def average(self) -> Average | None:
         """The gate's: nothing else is in it."""
-        return self.attention_gate.average() if type(self) is SkipUpdate else None
+        return stated(self.attention_gate, "average")
 
 
 class SingleUpdate(nn.Module):

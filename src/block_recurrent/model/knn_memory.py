@@ -141,10 +141,10 @@ class KNNMemory:
             self._storage.written[lane] = ends[lane]
 
     def _may_write(self, ends: list[int], lanes: Sequence[bool]) -> bool:
-        """Whether writing up to `ends` affects neither this nor any other live value."""
+        """Whether an append up to `ends` affects neither this nor any other live value."""
         storage = self._storage
         if storage.keys.is_inference() and not torch.is_inference_mode_enabled():
-            return False  # torch does not allow writing to such tensors outside inference mode
+            return False  # outside inference mode, torch does not allow changes of such tensors
         if any(more and storage.written[lane] != self.ends[lane] for lane, more in enumerate(lanes)):
             return False
         oldest_kept = [end - storage.capacity for end in ends]
@@ -160,9 +160,8 @@ class KNNMemory:
         Where there are fewer entries than `neighbors`, the others are zero keys with zero values.
         """
         out = knn_attend(queries, *self.searched(neighbors), neighbors)
-        if (
-            out.grad_fn is not None
-        ):  # the backward pass reads the entries again: until then they must not be overwritten
+        if out.grad_fn is not None:
+            # The backward pass reads the entries again: until then they must not be overwritten.
             out.grad_fn.metadata["entries"] = self  # type: ignore[index]
         return out
 

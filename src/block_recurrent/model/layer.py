@@ -12,8 +12,7 @@ from block_recurrent.model.blocks import BlockGrid
 from block_recurrent.model.cell import RecurrentCell
 from block_recurrent.model.knn_memory import KNNMemory
 from block_recurrent.model.memory import LayerMemory
-from block_recurrent.nn.linear import apply_joined, constant, joined, linear
-from block_recurrent.nn.mlp import MLP
+from block_recurrent.nn.linear import MLP, apply_joined, constant, joined, linear
 from block_recurrent.nn.norm import RMSNorm
 from block_recurrent.nn.position import PositionBias
 from block_recurrent.ops import (

@@ -106,8 +106,8 @@ class DocumentMemory:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and deepcopy: stores the hash of the model's weights instead of a reference to the model."""
-        return vars(self) | {"maker": None, "fingerprint": self.maker_fingerprint()}
+        """For pickle and deepcopy: the values alone, with the hash of the model's weights in place of the model."""
+        return vars(self.detach()) | {"maker": None, "fingerprint": self.maker_fingerprint()}
 
     @property
     def lanes(self) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from block_recurrent import config
 from block_recurrent.nn.linear import linear, normal
-from block_recurrent.ops import Average
+from block_recurrent.ops import Average, is_changed, stated
 
 # Small and not zero: Adafactor scales updates by the size of a parameter, so a bias of zero would never train.
 BIAS_DEVIATION = 0.1
@@ -35,10 +35,6 @@ class Gate(nn.Module):
     def start_at(self, keep: float, horizon: float) -> None:
         """Set the initial share of the old state to keep (ModelConfig.gate_init, gate_horizon), if there is one."""
 
-    def average(self) -> Average | None:
-        """The gate as an average of the state and a linear map of h, if it is one."""
-        return None
-
     def activations(self, h: Tensor) -> dict[str, Tensor]:
         """For metrics: means by name, such as the share of the old state that is kept."""
         return {}
@@ -57,6 +53,12 @@ class Candidate(nn.Module):
         z = self.map(h) if self.bias is None else nn.functional.linear(h, self.map.weight, self.bias)
         return z.tanh() if self.has_tanh else z
 
+    def affine(self) -> tuple[Tensor, Tensor] | None:
+        """Weight and bias of z, if that is all there is to it: the map may have been replaced."""
+        if self.has_tanh or type(self.map) is not nn.Linear or is_changed(self.map):
+            return None
+        return self.map.weight, self.map.weight.new_zeros(len(self.map.weight)) if self.bias is None else self.bias
+
 
 class FixedGate(Gate):
     """A learned average, the same for every token and state: c' = c g + z (1 - g)."""
@@ -71,11 +73,12 @@ class FixedGate(Gate):
         return torch.lerp(self.candidate(h).to(state.dtype), state, self.bias.sigmoid())
 
     def average(self) -> Average | None:
-        candidate = self.candidate
-        if type(self) is not FixedGate or type(candidate.map) is not nn.Linear or candidate.has_tanh:
-            return None  # a subclass, or other modules in it, may compute something else
-        bias = torch.zeros_like(self.bias) if candidate.bias is None else candidate.bias
-        return Average(candidate.map.weight, bias, self.bias.sigmoid())
+        """The gate as an average of the state and an affine map of h; None if z is not one."""
+        affine = stated(self.candidate, "affine")
+        if affine is None:
+            return None
+        map, bias = affine
+        return Average(map, bias, self.bias.sigmoid())
 
     @torch.no_grad()
     def start_at(self, keep: float, horizon: float) -> None:

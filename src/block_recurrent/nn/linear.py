@@ -1,4 +1,4 @@
-"""Linear maps without bias, and the initial values of all weights."""
+"""Linear maps without bias, the MLP of two of them, and the initial values of all weights."""
 
 from __future__ import annotations
 
@@ -33,6 +33,18 @@ def joined(*maps: nn.Module) -> Tensor | None:
 def apply_joined(x: Tensor, weight: Tensor | None, *maps: nn.Module) -> Tensor:
     """Several maps of one x, (..., in) -> (..., outputs of all): one product if `joined` merged them."""
     return torch.cat([map(x) for map in maps], dim=-1) if weight is None else F.linear(x, weight)
+
+
+class MLP(nn.Module):
+    """relu(x W1) W2."""
+
+    def __init__(self, width: int, hidden_width: int) -> None:
+        super().__init__()
+        self.hidden = linear(width, hidden_width)
+        self.output = linear(hidden_width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output(self.hidden(x).relu_())
 
 
 def normal(*shape: int, deviation: float) -> nn.Parameter:

@@ -16,7 +16,7 @@ from block_recurrent.ops.attention import (
 )
 from block_recurrent.ops.dropout import dropout
 from block_recurrent.ops.knn import knn_attend
-from block_recurrent.ops.lanes import fan_out, slice_lanes
+from block_recurrent.ops.lanes import fan_out, on_device, slice_lanes
 from block_recurrent.ops.loss import CrossEntropy, cross_entropy
 from block_recurrent.ops.norm import (
     TokenHeads,
@@ -28,8 +28,7 @@ from block_recurrent.ops.norm import (
     unit_length,
 )
 from block_recurrent.ops.registry import backend
-from block_recurrent.ops.scan import Average, KeysValues, is_watched, state_scan
-from block_recurrent.ops.transfer import on_device
+from block_recurrent.ops.scan import Average, KeysValues, is_changed, state_scan, stated
 
 __all__ = [
     "Average",
@@ -45,7 +44,7 @@ __all__ = [
     "cross_entropy",
     "dropout",
     "fan_out",
-    "is_watched",
+    "is_changed",
     "knn_attend",
     "merge_heads",
     "on_device",
@@ -56,6 +55,7 @@ __all__ = [
     "state_scan",
     "state_step",
     "state_view",
+    "stated",
     "token_heads",
     "unit_heads",
     "unit_length",

@@ -1,4 +1,4 @@
-"""Slices that begin at a different position in every lane, and tensors with several uses."""
+"""Values on a device, slices that begin at a different position in every lane, and tensors with several uses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from block_recurrent.ops.transfer import on_device
+
+def on_device(values: Sequence[int] | Sequence[bool] | Tensor, device: torch.device) -> Tensor:
+    """A tensor of these values on the device, without synchronizing with a GPU."""
+    x = values if isinstance(values, Tensor) else torch.tensor(values)
+    if device.type == "cuda" and not torch.compiler.is_compiling():
+        x = x.pin_memory()
+    return x.to(device, non_blocking=True)
 
 
 def slice_lanes(x: Tensor, starts: Sequence[int], length: int, dim: int) -> Tensor:

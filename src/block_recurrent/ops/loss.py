@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from block_recurrent.ops import registry
 from block_recurrent.ops.cpp.loss import cpp_cross_entropy
 from block_recurrent.ops.norm import at_least_float32
+from block_recurrent.ops.once import once_differentiable
 from block_recurrent.ops.precision import product_dtype
 
 # Number of logits at once: at most 128 MiB in float32, and enough to make the overhead of calls negligible.
@@ -42,7 +42,9 @@ def cross_entropy(hidden: Tensor, table: Tensor, targets: Tensor, counts: Tensor
     if chosen == "cpp" and len(hidden):
         return CrossEntropy(*cpp_cross_entropy(hidden, table, targets, counts))
     if chosen == "chunked":
-        return CrossEntropy(*_Chunked.apply(hidden, table, targets, counts))
+        # An empty tensor that depends on both: saving them for `once_differentiable` would take memory.
+        origin = torch.cat([hidden[:0], table[:0]])
+        return CrossEntropy(*_Chunked.apply(hidden, table, targets, counts, origin))
     logits = at_least_float32(hidden @ table.T)
     per_token = F.cross_entropy(logits, targets, reduction="none")
     return CrossEntropy(per_token.where(counts, 0).sum(), per_token.detach())
@@ -50,22 +52,24 @@ def cross_entropy(hidden: Tensor, table: Tensor, targets: Tensor, counts: Tensor
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, table: Tensor, targets: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, hidden: Tensor, table: Tensor, targets: Tensor, counts: Tensor, origin: Tensor
+    ) -> tuple[Tensor, Tensor]:
         ctx.dtypes = hidden.dtype, table.dtype
         dtype = product_dtype(hidden)
         per_token, d_hidden, d_table = _chunk_by_chunk(
             *(hidden.to(dtype), table.to(dtype), targets[:, None], counts[:, None]), *ctx.needs_input_grad[:2]
         )
-        ctx.save_for_backward(d_hidden, d_table)
+        ctx.save_for_backward(d_hidden, d_table, origin)
         ctx.mark_non_differentiable(per_token)
         return torch.where(counts, per_token, 0).sum(), per_token
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        saved = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved = zip(ctx.saved_tensors[:2], ctx.dtypes, strict=True)
         scaled = (None if d is None else d.to(dtype) * grads[0].to(dtype) for d, dtype in saved)
-        return next(scaled), next(scaled), None, None
+        return *scaled, None, None, None
 
 
 def _chunk_by_chunk(

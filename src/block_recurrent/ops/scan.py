@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -16,7 +16,7 @@ from block_recurrent.ops.precision import product_dtype
 KeysValues = tuple[Tensor, Tensor]
 """What tokens read of a state: (B, H, S, K) each."""
 Update = Callable[[Tensor, Tensor], Tensor]
-"""From attention (B, S, 2HK) and state (B, S, D) to the next state; a method `average` may say that it is one."""
+"""From attention (B, S, 2HK) and state (B, S, D) to the next state. A module may state that it is an `average`."""
 
 
 class Average(NamedTuple):
@@ -44,7 +44,7 @@ def state_scan(
     keys and values (B, H, (1 + blocks) W, K): of the tokens, those of the block before the first included; `view`: that
     of the given state, if it is known.
     """
-    average = _average_of(update) if view is None and blocks else None
+    average = stated(update, "average") if view is None and blocks else None
     if average is not None and _backend(state, weights, average, keys, blocks) == "cpp":
         after, *rows = cpp_state_scan(state, (*weights, *average), keys, values, blocks, EPSILON)
         pairs = zip(*(x.unbind(0) for x in rows), strict=True)
@@ -63,17 +63,20 @@ def state_scan(
     return read, states
 
 
-def is_watched(module: nn.Module) -> bool:
-    """Whether a module has hooks."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def _average_of(update: Update) -> Average | None:
-    """The update as an average, if it is one; a module with a hook has to be called."""
-    average = getattr(update, "average", None)
-    if not isinstance(update, nn.Module) or average is None:
+def stated(module: object, name: str) -> Any:
+    """What a module states of itself by the method `name`. None where it has to be called, since that may not be true:
+    its class only inherits the method, or the module itself was changed.
+    """
+    statement = vars(type(module)).get(name)
+    if statement is None or not isinstance(module, nn.Module) or is_changed(module):
         return None
-    return None if any(map(is_watched, update.modules())) else average()
+    return statement(module)
+
+
+def is_changed(module: nn.Module) -> bool:
+    """Whether a module has hooks, or a `forward` other than that of its class."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks) or "forward" in vars(module)
 
 
 def _backend(state: Tensor, weights: StateWeights, average: Average, keys: Tensor, blocks: int) -> str:

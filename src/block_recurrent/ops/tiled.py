@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from block_recurrent.ops.dropout import keep_mask, scaled_mask
+from block_recurrent.ops.once import once_differentiable
 
 TILE_WIDTH = 64
 """Queries of a tile. Wider wastes more, narrower makes the products too small (docs/performance.md)."""
@@ -107,8 +107,8 @@ class _Run(NamedTuple):
     def bands(self, x3: Tensor) -> tuple[Tensor, ...]:
         """(B * H, W + N, K) -> the keys that the queries of each tile see, (lanes * H, w + W, K). They overlap."""
         pairs = slice(self.lanes.start * self.H, self.lanes.stop * self.H)
-        seen = x3[pairs, self.start : self.end + self.window]
-        return seen.unfold(1, self.width + self.window, self.width).mT.unbind(1)
+        firsts = range(self.start, self.end, self.width)
+        return tuple(x3[pairs, first : first + self.width + self.window] for first in firsts)
 
     def buffer(self, like: Tensor) -> Tensor:
         """A buffer for a tile's logits and weights, reused by every tile, so that it stays in the cache."""

@@ -108,6 +108,19 @@ class Curriculum:
         elif step == self.settings.steps - self.settings.cooldown:
             self.stages.append((step + 1, 0))
 
+    def state_dict(self) -> Cursor:
+        return {"stages": self.stages, "recent": list(self.recent)}
+
+    def load_state_dict(self, state: Cursor) -> None:
+        self.stages = [(step, level) for step, level in state["stages"]]
+        self.recent.clear()
+        self.recent.extend(state["recent"])
+
+
+def cooldown_of(steps: int, most: int) -> int:
+    """The last updates of a run, over which the learning rate decays: at most a third."""
+    return min(most, max(1, steps // 3))
+
 
 def doublings(first: int, last: int) -> list[int]:
     """From the first to the last, each at most twice the one before."""
@@ -190,17 +203,10 @@ class PlantedStream(SegmentStream):
         return {"longest_document": longest, **means}
 
     def state_dict(self) -> Cursor:
-        return {
-            "given": self._given,
-            "begun": self._begun,
-            "lanes": self._lanes,
-            "stages": self.curriculum.stages,
-            "recent": list(self.curriculum.recent),
-        }
+        own = {"given": self._given, "begun": self._begun, "lanes": self._lanes}
+        return own | self.curriculum.state_dict()
 
     def load_state_dict(self, state: Cursor) -> None:
         self._given, self._begun, self._lanes = state["given"], state["begun"], list(state["lanes"])
         self._lessons.clear()
-        self.curriculum.stages = [(step, longest) for step, longest in state["stages"]]
-        self.curriculum.recent.clear()
-        self.curriculum.recent.extend(state["recent"])
+        self.curriculum.load_state_dict(state)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.nn.gates import Gate
+from block_recurrent.train.sharding import whole
 
 
 class GateActivations:
@@ -57,14 +57,9 @@ class GateActivations:
         """The means since the last call; those of fixed gates as they are now."""
         for name, gate in self._fixed:
             self._add(name, gate, next(gate.parameters()))
-        means = {key: _full(total).float() / self._calls[key] for key, total in self._sums.items()}
+        means = {key: whole(total).float() / self._calls[key] for key, total in self._sums.items()}
         self._sums, self._calls = {}, {}
         return means
-
-
-def _full(x: Tensor) -> Tensor:
-    """That of a sharded parameter is summed over processes."""
-    return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def state_norms(memories: list[DocumentMemory]) -> dict[str, Tensor]:

@@ -14,20 +14,14 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
+from block_recurrent.train.sharding import whole
+
 MOMENTUM = 0.95
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steepest at zero: small singular values grow fastest
 ITERATIONS = 5
 UPDATE_RMS = 0.6
 """Root mean square of an update's entries, times the learning rate. An AdamW update has 0.2 to 1, so one learning
 rate works for both."""
-
-
-def with_gradients(closure: Callable[[], Any] | None) -> Any:
-    """The loss of the closure of an optimizer's `step`, called with gradients enabled; None without a closure."""
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
 
 
 class Muon(torch.optim.AdamW):
@@ -45,7 +39,7 @@ class Muon(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update. A closure is called first, to compute the gradients, and its loss is returned."""
-        loss = with_gradients(closure)
+        loss = None if closure is None else torch.enable_grad()(closure)()
         groups = self.param_groups
         self.param_groups = [group for group in groups if not group["muon"]]
         try:
@@ -65,7 +59,8 @@ class Muon(torch.optim.AdamW):
                 self.state[p]["step"] += 1
             averages = [self.state[p]["exp_avg"].lerp_(p.grad, 1 - MOMENTUM) for p in alike]
             ahead = [p.grad.lerp(average, MOMENTUM) for p, average in zip(alike, averages, strict=True)]
-            updates = orthogonalised(torch.stack([_whole(x) for x in ahead]))
+            # Whole matrices: their singular values are not those of their shards.
+            updates = orthogonalised(torch.stack([whole(x) for x in ahead]))
             scale = group["lr"] * UPDATE_RMS * max(shape) ** 0.5
             for p, update in zip(alike, updates.unbind(), strict=True):
                 p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(_like(update, p), alpha=scale)
@@ -81,11 +76,6 @@ def orthogonalised(matrices: Tensor) -> Tensor:
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
     return x.mT if tall else x
-
-
-def _whole(x: Tensor) -> Tensor:
-    """Gather a sharded matrix: its singular values are not those of its shards."""
-    return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def _like(update: Tensor, p: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ from torch.distributed.tensor import zeros as sharded_zeros
 from block_recurrent.nn.gates import gate_biases
 from block_recurrent.ops import on_device
 from block_recurrent.run_config import OptimizerConfig
-from block_recurrent.train.muon import Muon, with_gradients
+from block_recurrent.train.muon import Muon
+from block_recurrent.train.sharding import local
 
 SMALLEST_FACTORED = 128
 DECAY_EXPONENT = 0.8
@@ -82,7 +83,7 @@ class Adafactor(torch.optim.Optimizer):
 
         A closure is called first, to compute the gradients, and its loss is returned.
         """
-        loss = with_gradients(closure)
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             group["step"] += 1
             for p in group["params"]:
@@ -93,9 +94,9 @@ class Adafactor(torch.optim.Optimizer):
 
     def _update(self, group: dict[str, Any]) -> None:
         sharding = _sharding(group["params"])
-        params = [_local(p) for p in group["params"]]
-        grads = [_local(p.grad) for p in group["params"]]
-        states = [{k: _local(v) for k, v in self.state[p].items()} for p in group["params"]]
+        params = [local(p) for p in group["params"]]
+        grads = [local(p.grad) for p in group["params"]]
+        states = [{k: local(v) for k, v in self.state[p].items()} for p in group["params"]]
         dims = [_factored_dims(p.shape) for p in group["params"]]
         new = 1 - (1 - float(group["step"]) ** -DECAY_EXPONENT)
 
@@ -219,7 +220,3 @@ def _sharding(params: Sequence[Tensor]) -> _Sharding:
     assert len(cut) == 1, "FSDP2 shards a parameter along one dimension"
     assert all(isinstance(p, DTensor) and p.placements == first.placements for p in params)
     return _Sharding(cut[0][1], first.device_mesh.get_group(cut[0][0]))
-
-
-def _local(x: Tensor) -> Tensor:
-    return x.to_local() if isinstance(x, DTensor) else x

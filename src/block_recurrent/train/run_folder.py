@@ -11,7 +11,6 @@ from pathlib import Path
 from block_recurrent import models
 from block_recurrent.checkpoint import (
     CONFIG,
-    TOKENIZER,
     Checkpoint,
     find_checkpoint,
     list_checkpoints,
@@ -20,12 +19,12 @@ from block_recurrent.checkpoint import (
     set_aside,
     step_of,
     sweep,
+    write_run_files,
 )
 from block_recurrent.data import Tokenizer
 from block_recurrent.errors import CheckpointError, ConfigError, TrainingError
 from block_recurrent.io.atomic import made_folder
 from block_recurrent.io.door import is_utf8, read_bytes
-from block_recurrent.io.output import write_file
 from block_recurrent.run_config import RunConfig, differences
 
 LOCK = ".lock"
@@ -122,11 +121,7 @@ def open_run(run: Path, config: RunConfig, tokenizer: Tokenizer, start: Checkpoi
             notes.append(f"not resuming from '{path}'; it was renamed to '{set_aside(path, 'unused').name}'")
     if start is not None:
         config = config.replace("train", init_from=_origin_of(start))
-    write_file(run / CONFIG, config.to_toml(), TrainingError)
-    if tokenizer.model is None:
-        (run / TOKENIZER).unlink(missing_ok=True)
-    else:
-        write_file(run / TOKENIZER, tokenizer.model, TrainingError)
+    write_run_files(run, config, tokenizer, TrainingError)
     return notes
 
 

@@ -50,6 +50,7 @@ from block_recurrent.io.tensors import check_finite, read_tensors
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.memory import DocumentMemory
 from block_recurrent.runtime import Runtime
+from block_recurrent.train.sharding import local
 
 OPTIMIZER = "optimizer.safetensors"
 OPTIMIZER_PREFIX = "optimizer/"
@@ -134,7 +135,7 @@ class TrainingState:
         if self.runtime.is_main:
             _fresh_folder(aside)
         if self._is_sharded:
-            check_finite({name: _local(x) for name, x in self._all_tensors().items()})
+            check_finite({name: local(x) for name, x in self._all_tensors().items()})
 
     @property
     def _is_sharded(self) -> bool:
@@ -314,10 +315,6 @@ def read_state(path: Path) -> dict[str, Any]:
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: x.detach().to("cpu", copy=True) for name, x in tensors.items()}
-
-
-def _local(x: Tensor) -> Tensor:
-    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def _suffix(rank: int, world: int) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from block_recurrent.data import Segment
 from block_recurrent.errors import TrainingError
@@ -22,6 +21,7 @@ from block_recurrent.runtime import Runtime
 from block_recurrent.train.optimizer import set_rate
 from block_recurrent.train.parallel import gradients_kept_local
 from block_recurrent.train.schedule import learning_rate
+from block_recurrent.train.sharding import local, whole
 
 
 class Update(NamedTuple):
@@ -121,7 +121,8 @@ class Updater:
         raise TrainingError(f"step {step}: the loss of {where}{more} is {value}; {_NOTHING_CHANGED}")
 
     def _stop_for_gradient(self, step: int) -> None:
-        bad = [name for name, p in self.model.named_parameters() if p.grad is not None and not _is_finite(p.grad)]
+        grads = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        bad = [name for name, grad in grads.items() if not local(grad).isfinite().all()]
         names = sorted({name for names in self.runtime.gather(bad) for name in names})
         where = f"the gradient of '{names[0]}'" if names else "the norm of the gradient"
         more = f" (and of {len(names) - 1} more parameters)" if len(names) > 1 else ""
@@ -136,10 +137,4 @@ _NOTHING_CHANGED = (
 
 def gradient_norm(params: Sequence[Tensor]) -> Tensor:
     """The L2 norm of all gradients together, over all processes."""
-    norm = nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def _is_finite(x: Tensor) -> bool:
-    local = x.to_local() if isinstance(x, DTensor) else x
-    return bool(local.isfinite().all())
+    return whole(nn.utils.get_total_norm([p.grad for p in params if p.grad is not None]))

@@ -15,6 +15,7 @@ from typing import Any
 from block_recurrent.data.sources.document import Document, Found, LeftOut, Remarks
 from block_recurrent.data.utf8 import to_utf8
 from block_recurrent.errors import DataError, MissingExtraError
+from block_recurrent.io.door import first_line
 
 JSON_LINES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json.gz")
 PARQUET = ".parquet"
@@ -53,9 +54,9 @@ def hub_documents(name: str) -> Iterator[Found]:
     except Exception as error:  # the library raises its own, the network's and the file formats' errors
         if isinstance(error, DataError):
             raise
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(
-            f"can't load the Hugging Face dataset '{name}' ({first_line}); check name and network, or give a folder"
+            f"can't load the Hugging Face dataset '{name}' ({first_line(error)}); check name and network, or give a "
+            "folder"
         ) from None
 
 
@@ -120,4 +121,4 @@ def _parquet_rows(path: Path, name: str) -> Iterator[tuple[str, Any]]:
                     number += 1
                     yield f"{name}:{number}", row
     except (OSError, pyarrow.ArrowException) as error:
-        yield name, LeftOut(name, f"is not a readable Parquet file ({str(error).splitlines()[0]}) after row {number}")
+        yield name, LeftOut(name, f"is not a readable Parquet file ({first_line(error)}) after row {number}")

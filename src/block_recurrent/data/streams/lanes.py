@@ -62,7 +62,7 @@ class LaneStream(SegmentStream):
         _check_sizes(lanes, segment, seed, rank, world)
         if excerpt < 0 or excerpt % segment:
             raise DataError(f"excerpt is {excerpt}: it must be a multiple of the segment, {segment}, or 0")
-        self._corpus, self._split = corpus, split
+        self._corpus = corpus
         self._lengths = corpus.lengths(split)
         if len(self._lengths) == 0:
             raise DataError(f"split '{split}' has no documents; prepare more text, or choose another split")

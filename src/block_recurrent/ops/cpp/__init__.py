@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from block_recurrent.ops.once import refuse
+
 POINTER = ctypes.c_void_p
 _BUILDS = {"AVX512": ("_avx512", "_avx2"), "AVX2": ("_avx2",)}
 """For each kind of processor, as torch calls it, the libraries in this folder that it can run, the fastest first."""
@@ -101,14 +103,7 @@ def tokens_first(like: Tensor, K: int | None = None) -> Tensor:
 
 
 def once_differentiable(*names: str) -> None:
-    """Make double backward an error instead of wrong."""
-
-    def refuse(ctx: Any, *grads: Any) -> None:
-        raise RuntimeError(
-            "the C kernels are once_differentiable: for gradients of gradients use the reference, with "
-            "`block_recurrent.ops.backend('reference')` or BRT_OPS=reference"
-        )
-
+    """Make double backward an error instead of wrong, for operators that compute gradients."""
     for name in names:
         torch.library.register_autograd(name, refuse)
 

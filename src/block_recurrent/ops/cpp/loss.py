@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from block_recurrent.ops.cpp import POINTER, Kernel, check, pointer
+from block_recurrent.ops.cpp import POINTER, Kernel, check, once_differentiable, pointer
 
 
 def cpp_cross_entropy(hidden: Tensor, table: Tensor, targets: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,16 +66,30 @@ def _cross_entropy(
     return total.copy_((losses * counts).sum()), losses, d_hidden, d_table
 
 
+torch.library.define(
+    "brt::cross_entropy_backward",
+    "(Tensor hidden, Tensor table, Tensor d_hidden, Tensor d_table, Tensor d_total) -> (Tensor, Tensor)",
+)
+
+
+@torch.library.register_fake("brt::cross_entropy_backward")
+@torch.library.impl("brt::cross_entropy_backward", "CPU")
+def _scaled(hidden: Tensor, table: Tensor, d_hidden: Tensor, d_table: Tensor, d_total: Tensor) -> tuple[Tensor, Tensor]:
+    """An operator for `once_differentiable`: these gradients depend on the vectors and the table."""
+    return d_hidden * d_total, d_table * d_total
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: _Outputs) -> None:
-    ctx.save_for_backward(*output[2:])
+    ctx.save_for_backward(*inputs[:2], *output[2:])
     ctx.needed = inputs[4:]
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _gradients(ctx: Any, d_total: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    scaled = (d * d_total if needed else None for d, needed in zip(ctx.saved_tensors, ctx.needed, strict=True))
-    return *scaled, None, None, None, None
+    scaled = torch.ops.brt.cross_entropy_backward(*ctx.saved_tensors, d_total)
+    return *(d if needed else None for d, needed in zip(scaled, ctx.needed, strict=True)), None, None, None, None
 
 
 torch.library.register_autograd("brt::cross_entropy", _gradients, setup_context=_save)
+once_differentiable("brt::cross_entropy_backward")

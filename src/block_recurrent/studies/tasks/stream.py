@@ -141,12 +141,10 @@ class TaskStream(SegmentStream):
         }
 
     def state_dict(self) -> Cursor:
-        return {"given": self._given, "stages": self.curriculum.stages, "recent": list(self.curriculum.recent)}
+        return {"given": self._given} | self.curriculum.state_dict()
 
     def load_state_dict(self, state: Cursor) -> None:
         self._given = state["given"]
-        self.curriculum.stages = [(step, level) for step, level in state["stages"]]
-        self.curriculum.recent.clear()
-        self.curriculum.recent.extend(state["recent"])
+        self.curriculum.load_state_dict(state)
         number, piece = divmod(self._given, self.pieces)
         self._batch = self._make(number + 1) if piece else None

@@ -29,7 +29,7 @@ from block_recurrent.run_config import (
     TrainConfig,
 )
 from block_recurrent.runtime import Runtime
-from block_recurrent.studies.curriculum import Stages
+from block_recurrent.studies.curriculum import Stages, cooldown_of
 from block_recurrent.studies.plan import planned_steps, read_result
 from block_recurrent.studies.tasks.catalog import Point, TaskSpec
 from block_recurrent.studies.tasks.problem import batch_of
@@ -74,7 +74,7 @@ class TaskStudy:
 
     def run_config(self, system: str, point: Point, seed: int, steps: int) -> RunConfig:
         training, model = replace(self.spec.training, steps=steps, seed=seed), self.model_config(system, point)
-        pieces, cooldown = _pieces(self.spec, model), _cooldown(training.cooldown, steps)
+        pieces, cooldown = _pieces(self.spec, model), cooldown_of(steps, training.cooldown)
         return RunConfig(
             system,
             self.size,
@@ -90,7 +90,7 @@ class TaskStudy:
         )  # fmt: skip
 
     def stream(self, config: RunConfig, seed: int, steps: int, stages: Stages | None, runtime: Runtime) -> TaskStream:
-        cooldown = _cooldown(self.spec.training.cooldown, steps)
+        cooldown = cooldown_of(steps, self.spec.training.cooldown)
         training = replace(self.spec.training, steps=steps, cooldown=cooldown, seed=seed)
         pieces, part = _pieces(self.spec, config.model), (runtime.rank, runtime.world)
         spec = self.spec
@@ -99,10 +99,6 @@ class TaskStudy:
 
 def _pieces(spec: TaskSpec, model: ModelConfig) -> int:
     return padded_length(spec.problem, spec.levels[-1], model.window) // model.segment
-
-
-def _cooldown(wanted: int, steps: int) -> int:
-    return min(wanted, max(1, steps // 3))
 
 
 def run_task(study: TaskStudy, tell: Callable[[str], None]) -> dict[str, Any] | None:
