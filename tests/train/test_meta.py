@@ -111,6 +111,7 @@ def check_that_updates_wait_once(config, world=1):
         update, memories = updater.update(1, 10, [segment], memories)
         update, memories = updater.update(2, 10, [segment], memories)
     assert host.waits == ["to the host"] * 2
+    assert {dtype for dtype, _ in host.products} == {torch.bfloat16}
     assert update.nats.shape == (lanes, length)
     assert {name.split("/")[0] for name in update.watched} == {f"layer{n}" for n in config.model.recurrent_layers}
 
