@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
+import torch
 
 from .golden.check import LIMIT
 
@@ -145,3 +147,38 @@ def test_the_table_of_step_times() -> None:
         shares = {f"{share + nudge:.2f}" for nudge in (-1e-9, 1e-9)}  # a 5 at the end may be rounded either way
         rows = [f"| `{system}` | {found['seconds']:.1f} | {relative} | {paper} | {s} | {peak:.1f} GB |" for s in shares]
         assert any(line in text for line in rows), rows
+
+
+def test_kernels_and_saved_bytes_on_a_gpu() -> None:
+    """The table of docs/gpu.md, and the limits: half of the kernels of 0.1.0, with block feedback a quarter."""
+    text = text_of("docs/gpu.md")
+    found = result("kernel-counts")["rows"]
+    assert {"slide-plus", "rec-fixed-skip", "feedback-fixed-skip"} <= {counts["system"] for counts in found}
+    for counts in found:
+        system, count = counts["system"], counts["forward"] + counts["backward"]
+        assert count <= counts["first"] / (4 if "feedback" in system else 2)
+        assert counts["saved_gib"] <= 2.6
+        assert counts["fp32_gflop"] <= 1
+        assert counts["waits"] == 0
+        name = "memorizing (512 tokens)" if system == "memorizing" else system
+        rooflines = f"{counts['a100_ms']} ms | {counts['h100_ms']} ms"
+        assert f"| {name} | {counts['first']:,} | {count:,} | {counts['saved_gib']:.2f} GiB | {rooflines} |" in text
+
+
+def test_kernels_in_triton_keep_everything_in_registers() -> None:
+    """The committed file is of the tiles in use."""
+    from block_recurrent.ops.triton.attention import tiles_of
+
+    found = result("triton-aot")["rows"]
+    kernels = ("forward", "queries_backward", "keys_backward")
+    kernels += ("rms", "rms_backward", "add_dropout", "heads", "heads_backward")
+    assert {(counts["kernel"], counts["architecture"], counts["dtype"]) for counts in found} == {
+        *product(kernels, ("sm_80", "sm_90"), ("bfloat16", "float32"))
+    }
+    for counts in found:
+        assert counts["spilled"] <= (64 if counts["kernel"] == "keys_backward" else 0), counts
+        assert counts["registers"] <= 255
+        assert counts["shared"] <= (163 if counts["architecture"] == "sm_80" else 227) * 1024
+        if counts["kernel"] in kernels[:3]:
+            tiles = tiles_of(counts["kernel"], counts["size"], getattr(torch, counts["dtype"]))
+            assert tiles == (counts["queries"], counts["keys"], counts["threads"] // 32, counts["stages"]), counts

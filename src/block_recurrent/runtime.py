@@ -49,13 +49,11 @@ class Runtime:
             "device": self.device.type,
         }
 
-    def sums(self, *values: Tensor | float) -> list[float]:
+    def sums(self, *values: float) -> list[float]:
         """Each number summed over all processes, in float64; the same bits on each process."""
-        if self.world == 1 and not any(isinstance(x, Tensor) for x in values):
-            return [float(x) for x in values]  # no round trip to the device
-        numbers = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=self.device) for x in values])
+        numbers = torch.tensor([float(x) for x in values], dtype=torch.float64)
         if self.world > 1:
-            dist.all_reduce(numbers)
+            dist.all_reduce(numbers)  # on CPUs: no process waits for its GPU
         return numbers.tolist()
 
     def gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
@@ -71,7 +69,7 @@ class Runtime:
         if self.world == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, device=self.device)
+        dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def on_main(self, work: Callable[[], T]) -> T:
@@ -100,7 +98,7 @@ class Runtime:
 def start(
     device: str = "auto", dtype: str = "auto", deterministic: bool = True, tf32: bool = False
 ) -> Iterator[Runtime]:
-    """The runtime of this process; under torchrun, part of a group (gloo on CPUs, nccl on GPUs) until the end.
+    """The runtime of this process; under torchrun, part of a group until the end: gloo for CPUs, nccl for GPUs.
 
     On GPUs, deterministic: reproducible results, but slower; tf32: float32 products with 10 bits of precision.
     """
@@ -111,13 +109,16 @@ def start(
             # For reproducible products; cuBLAS reads this when it is first used.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
+            # Otherwise one more kernel for each new tensor, such as the outputs of this package's kernels.
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.cuda.set_device(place)
     runtime = Runtime(place, pick_dtype(dtype, place), rank, world)
     # torchrun with one process is a group too: FSDP needs one.
     group_here = "WORLD_SIZE" in os.environ and not dist.is_initialized()
     if group_here:
-        backend = "nccl" if place.type == "cuda" else "gloo"
+        # Python's numbers are exchanged between CPUs also where tensors are on GPUs.
+        backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
     try:
         yield runtime

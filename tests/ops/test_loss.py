@@ -8,6 +8,8 @@ from torch.nn import functional as F
 
 from block_recurrent.ops import cross_entropy
 from block_recurrent.ops import loss as loss_module
+from block_recurrent.ops.precision import MetaAutocast
+from block_recurrent.train.meta import Trace
 
 
 @pytest.fixture(params=[None, 1, 60, 23 * 5], ids=lambda held: f"held-{held}")
@@ -112,6 +114,21 @@ def test_the_function_by_finite_differences():
     assert torch.autograd.gradcheck(lambda h, t: cross_entropy(h, t, targets, counts).total * 1.7, inputs)
     assert torch.autograd.gradcheck(lambda h: cross_entropy(h, table.detach(), targets, counts).total, inputs[:1])
     assert torch.autograd.gradcheck(lambda t: cross_entropy(hidden.detach(), t, targets, counts).total, inputs[1:])
+
+
+def test_products_on_a_gpu(monkeypatch):
+    """In bfloat16, with the table's gradient in float32: by an operator that torch has for these dtypes since 2.8."""
+    monkeypatch.setattr(loss_module, "MOST_LOGITS_ON_GPU", 23 * 3)
+    hidden, table = (torch.randn(rows, 4, device="meta").requires_grad_() for rows in (7, 23))
+    targets, counts = torch.empty(7, dtype=torch.int64, device="meta"), torch.empty(7, dtype=torch.bool, device="meta")
+    with Trace() as trace, MetaAutocast(torch.bfloat16):
+        found = cross_entropy(hidden, table, targets, counts)
+    assert trace.kernels["mm"] == 3 * 3
+    assert trace.kernels["addmm"] == trace.kernels["addmm_"] == 0
+    assert {dtype for dtype, _ in trace.products} == {torch.bfloat16}
+    found.total.backward()
+    assert hidden.grad.dtype == table.grad.dtype == torch.float32
+    assert cross_entropy(hidden[:0], table, targets[:0], counts[:0]).total.dtype == torch.float32
 
 
 def test_large_logits_do_not_overflow():

@@ -164,6 +164,26 @@ def test_fixed_keys_get_no_gradient_and_change_no_other(fixed):
         assert not one[:, :, :fixed].any()
 
 
+def test_grids_of_any_number_of_heads(monkeypatch):
+    """A GPU has at most 65,535 programs along every dimension of a grid but the first."""
+    from block_recurrent.ops.triton import attention_kernels
+
+    grids = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return lambda *_, **__: None
+
+    for name in ("forward", "queries_backward", "keys_backward"):
+        monkeypatch.setattr(attention_kernels, name, Kernel())
+    triton_window_attention(*inputs(70_000, 2, 3, 1, 1), 0.0).sum().backward()
+    assert len(grids) == 3
+    for first, *others in grids:
+        assert 140_000 <= first < 2**31
+        assert max(others, default=1) < 2**16
+
+
 def test_views_of_other_tensors():
     """Queries that are part of a larger projection, keys that are part of a longer cache, values turned around."""
     torch.manual_seed(0)

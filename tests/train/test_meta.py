@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from block_recurrent import BlockRecurrentLM
 from block_recurrent.data import Segment
@@ -69,14 +70,32 @@ class Host(Trace):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-@pytest.mark.parametrize("name", ["slide-plus", "rec-fixed-skip", "feedback-fixed-skip", "memorizing"])
+@pytest.fixture
+def a_group():
+    """A process group, with this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["slide-plus", "rec-fixed-skip", "rec-lstm-dual", "feedback-fixed-skip", "memorizing"])
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "muon"])
 def test_an_update_waits_once(make_config, name, optimizer):
-    """Forward, backward, checks, what is watched, clipping and the optimizer's step."""
-    config = make_config(name, **{"optimizer.name": optimizer, "train.clip": 1.0, "train.accumulate": 2})
+    check_that_updates_wait_once(make_config(name, **{"optimizer.name": optimizer}))
+
+
+@pytest.mark.usefixtures("a_group")
+def test_an_update_of_several_processes_waits_once(make_config):
+    """What they add up are numbers of Python, which do not pass through the device."""
+    check_that_updates_wait_once(make_config("rec-lstm-dual"), world=2)
+
+
+def check_that_updates_wait_once(config, world=1):
+    """Forward, backward, checks, what is watched, clipping and the optimizer's step, in two groups of lanes."""
+    config = config.replace("train", clip=1.0, accumulate=2)
     with torch.device("meta"):
         model = BlockRecurrentLM(config.model)
-    runtime = Runtime(torch.device("meta"), torch.bfloat16)
+    runtime = Runtime(torch.device("meta"), torch.bfloat16, world=world)
     gates, module = GateActivations(model), SegmentsLoss(model)
 
     def watch(memories):
@@ -85,14 +104,16 @@ def test_an_update_waits_once(make_config, name, optimizer):
     updater = Updater(config, runtime, model, module, make_optimizer(model, config.optimizer), watch)
     lanes, length = 4, config.model.segment
     tokens = np.zeros((lanes, length), dtype=np.int64)
-    segment = Segment(tokens, tokens, np.ones_like(tokens, dtype=bool), np.zeros(lanes, dtype=bool), tokens)
+    mask, starts = np.ones_like(tokens, dtype=bool), np.arange(lanes) % 2 == 0  # half of the documents begin
+    segment = Segment(tokens, tokens, mask, starts, tokens)
     memories = [DocumentMemory.empty(config.model, 2, "meta") for _ in range(2)]
     with Host() as host:
         update, memories = updater.update(1, 10, [segment], memories)
         update, memories = updater.update(2, 10, [segment], memories)
     assert host.waits == ["to the host"] * 2
+    assert {dtype for dtype, _ in host.products} == {torch.bfloat16}
     assert update.nats.shape == (lanes, length)
-    assert len(update.watched) == 2 * len(config.model.recurrent_layers)
+    assert {name.split("/")[0] for name in update.watched} == {f"layer{n}" for n in config.model.recurrent_layers}
 
 
 @pytest.mark.parametrize("name", ["slide", "rec-lstm-dual", "feedback-fixed-skip"])
@@ -123,8 +144,16 @@ def test_a_copy_that_waits_is_seen():
     with Trace() as trace:
         torch.ones(3).to("meta", non_blocking=True)
         assert trace.waits == []
-        torch.ones(3).to("meta")
-    assert len(trace.waits) == 1
+        on_device = torch.ones(3).to("meta")
+        assert len(trace.waits) == 1
+        on_device * torch.tensor(2.0)  # a number is an argument of the kernel
+        assert len(trace.waits) == 1
+        torch.tensor([1, 2], device="meta")
+        torch.tensor(1.0, device="meta")
+        on_device[[0, 2]]
+        on_device.copy_(torch.ones(3))
+        on_device.fill_(torch.tensor(1.0).to("meta"))
+    assert len(trace.waits) == 6
 
 
 def test_autocast_without_data():

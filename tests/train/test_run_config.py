@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from block_recurrent.cli.main import main
 from block_recurrent.errors import ConfigError
@@ -196,14 +197,20 @@ def test_tiny_and_small_have_a_recipe_of_their_own_and_the_papers_sizes_the_pape
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (TrainConfig(), ["deterministic", "highest"]),
-        (TrainConfig(deterministic=False, tf32=True), ["high"]),
+        (TrainConfig(), ["deterministic", "fill False", "highest", "cpu:gloo,cuda:nccl"]),
+        (TrainConfig(deterministic=False, tf32=True), ["high", "cpu:gloo,cuda:nccl"]),
     ],
     ids=["default", "tf32"],
 )
 def test_what_torch_is_told_on_a_gpu(config: TrainConfig, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a process under torchrun: numbers of Python are exchanged between CPUs, without the GPU."""
     told: list[str] = []
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout: told.append(backend))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    fill = "_set_deterministic_fill_uninitialized_memory"
+    monkeypatch.setattr(torch._C, fill, lambda mode: told.append(f"fill {mode}"))
     for name in ("is_available", "is_bf16_supported"):
         monkeypatch.setattr(torch.cuda, name, lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

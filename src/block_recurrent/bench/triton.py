@@ -14,10 +14,11 @@ from block_recurrent.errors import ConfigError
 SUMMARY = "registers, spills and shared memory of the Triton kernels, compiled ahead of time"
 EXAMPLE = "brt bench triton --head-sizes 64,128"
 NOTE = (
-    "Compiled for the GPU architectures by the installed triton and its ptxas, at the tile sizes in use; no "
-    "GPU is needed, and nothing is run. threads and shared (bytes of shared memory): per program; an A100 has 163 KiB "
-    "for one, an H100 227 KiB. registers, and spilled (bytes that did not fit into them): per thread. size: of heads, "
-    "or of the vectors of norms. queries and keys: of a tile; for norms, vectors of a program and 0."
+    "Compiled for the GPU architectures by the installed triton and its ptxas, at the tile sizes in use; no GPU is "
+    "needed, and nothing is run. Each is compiled twice, as triton does: for numbers of tokens that are multiples of "
+    "16, and for others; the larger counts are given. threads and shared (bytes of shared memory): per program; an "
+    "A100 has 163 KiB for one, an H100 227 KiB. registers, and spilled (bytes that did not fit into them): per thread. "
+    "size: of heads, or of the vectors of norms. queries and keys: of a tile; for norms, vectors of a program and 0."
 )
 ATTENTION = ("forward", "queries_backward", "keys_backward")
 NORMS = {
@@ -33,6 +34,9 @@ FLOAT32 = {
     *("weight", "d_weight", "scales", "d_scales", "inverses", "sum", "d_sum"),
 }
 """Pointers to float32 with every dtype."""
+
+TOKENS = {"N", "C", "rows", "fixed_keys"}
+"""Numbers of tokens: of a call, cached, of all lanes, and cached without a gradient."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,10 +87,12 @@ def _row(kernel: str, architecture: int, dtype: str, size: int, window: int, dro
         chosen = constants_of_heads(size) if kernel.startswith("heads") else constants_of_rows(size)
         chosen |= dict.fromkeys(NORMS[kernel], True)
         queries, keys = chosen.get("ROWS", 1), 0
-    compiled = _compile(kernel, architecture, dtype, chosen)
-    printed = _ptxas(compiled.asm["ptx"])
-    spills = [int(found) for found in re.findall(r"(\d+) bytes spill (?:stores|loads)", printed)]
-    registers = re.findall(r"Used (\d+) registers", printed)
+    both = [_compile(kernel, architecture, dtype, chosen, multiples) for multiples in (False, True)]
+    printed = "".join(_ptxas(compiled.asm["ptx"]) for compiled in both)
+    spills, registers = (
+        [int(found) for found in re.findall(pattern, printed)]
+        for pattern in (r"(\d+) bytes spill (?:stores|loads)", r"Used (\d+) registers")
+    )
     tell("")
     return {
         "kernel": kernel,
@@ -95,16 +101,17 @@ def _row(kernel: str, architecture: int, dtype: str, size: int, window: int, dro
         "size": size,
         "queries": queries,
         "keys": keys,
-        "threads": 32 * compiled.metadata.num_warps,
-        "stages": compiled.metadata.num_stages,
-        "registers": int(registers[0]),
+        "threads": 32 * both[0].metadata.num_warps,
+        "stages": both[0].metadata.num_stages,
+        "registers": max(registers),
         "spilled": max(spills),
-        "shared": compiled.metadata.shared,
+        "shared": max(compiled.metadata.shared for compiled in both),
     }
 
 
-def _compile(kernel: str, architecture: int, dtype: str, chosen: dict[str, Any]) -> Any:
-    """The specialization of a launch with contiguous rows of whole heads."""
+def _compile(kernel: str, architecture: int, dtype: str, chosen: dict[str, Any], multiples: bool) -> Any:
+    """The specialization of a launch with contiguous rows of whole heads, and perhaps numbers of tokens in `TOKENS`
+    that are multiples of 16."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -112,7 +119,8 @@ def _compile(kernel: str, architecture: int, dtype: str, chosen: dict[str, Any])
     from block_recurrent.ops.triton import attention_kernels, norm_kernels
 
     function = getattr(attention_kernels if kernel in ATTENTION else norm_kernels, kernel)
-    options = {name: chosen.pop(name) for name in ("num_warps", "num_stages") if name in chosen}
+    options = {name: chosen[name] for name in ("num_warps", "num_stages") if name in chosen}
+    chosen = {name: value for name, value in chosen.items() if name not in options}
     full = FLOAT32 | ({"x", "dx", "out"} if "D" in chosen else set())  # of norms: the residual stream
     signature: dict[str, Any] = {}
     aligned: dict[tuple[int, ...], Any] = {}
@@ -127,6 +135,8 @@ def _compile(kernel: str, architecture: int, dtype: str, chosen: dict[str, Any])
             aligned[(place,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = {"keep_scale": "fp32", "epsilon": "fp32", "seed": "i64"}.get(name, "i32")
+            if multiples and name in TOKENS:
+                aligned[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(function, signature, chosen, aligned)
     return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
 

@@ -78,17 +78,19 @@ def _chunk_by_chunk(
     """The losses, and the gradients of the sum of those that count, where they are needed."""
     losses = [at_least_float32(hidden[:0, 0])]
     d_hidden = torch.empty_like(hidden) if need_hidden else None
-    d_table = torch.zeros_like(table, dtype=losses[0].dtype) if need_table else None
+    d_table = None
     chunk = _tokens_at_once(table)
     for part in (slice(i, i + chunk) for i in range(0, len(hidden), chunk)):
         loss, d_logits = _one_chunk(hidden[part] @ table.T, targets[part], need_hidden or need_table)
         losses.append(loss)
         if d_hidden is not None and d_logits is not None:
             torch.mm(d_logits, table, out=d_hidden[part]).mul_(counts[part])
-        if d_table is not None and d_logits is not None:
-            d_table = _plus_product(d_table, d_logits.T, hidden[part] * counts[part])
+        if need_table and d_logits is not None:
+            d_table = _plus_product(d_table, d_logits.T, hidden[part] * counts[part], loss.dtype)
         del d_logits  # the next logits then reuse the same memory in the cache
     per_token = torch.cat(losses)
+    if need_table and d_table is None:  # no tokens
+        d_table = torch.zeros_like(table, dtype=per_token.dtype)
     if per_token.is_cpu:
         _repair(per_token, hidden, table, targets)
     return per_token, d_hidden, d_table
@@ -114,11 +116,20 @@ def _one_chunk(logits: Tensor, target: Tensor, need_gradient: bool) -> tuple[Ten
     return -log_of_target.squeeze(1), full.scatter_(1, target, of_target - 1).to(logits.dtype)
 
 
-def _plus_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """total + a @ b, summed in float32 or better whatever the dtype of a and b; `total` may be used up."""
-    if a.dtype != total.dtype and not a.is_cpu and hasattr(torch.ops.aten.addmm, "dtype"):  # since torch 2.8
-        return torch.addmm(total, a, b, out_dtype=total.dtype)
-    return total.addmm_(a.to(total.dtype), b.to(total.dtype))
+def _plus_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """total + a @ b, summed in a dtype at least as precise as that of a and b; `total` may be used up."""
+    if a.dtype != dtype and _has_precise_products(a):
+        product = torch.mm(a, b, out_dtype=dtype)  # `addmm` takes no float32 total before torch 2.10
+        return product if total is None else total.add_(product)
+    if total is None:
+        total = a.new_zeros(a.shape[0], b.shape[1], dtype=dtype)
+    return total.addmm_(a.to(dtype), b.to(dtype))  # in place: autocast would use the lower precision again
+
+
+def _has_precise_products(x: Tensor) -> bool:
+    """Whether products of half precision can have a float32 result: with CUDA, since torch 2.8."""
+    on_gpu = x.is_cuda or x.is_meta
+    return on_gpu and torch.version.hip is None and hasattr(torch.ops.aten.mm, "dtype")
 
 
 def _tokens_at_once(table: Tensor) -> int:

@@ -10,8 +10,10 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -27,6 +29,7 @@ _FREE = {
     *("empty_strided", "new_empty_strided", "lift_fresh", "_reshape_alias", "chunk", "narrow", "set_", "resize_"),
 }
 """Operators that launch no kernel."""
+_COPIES = ("_to_copy", "copy_")
 _LAUNCHES = {"triton_attention_backward": 3, "triton_rms_backward": 2, "triton_heads_backward": 2}
 """Operators of this package that launch several kernels: a sum over programs is a separate one."""
 
@@ -60,10 +63,44 @@ class Trace(TorchDispatchMode):
                 self.products.append((a.dtype, flops))
             moved = sum(x.numel() * x.element_size() for x in tensors + made)
             self.work.append(((tensors + made)[-1].dtype if not flops else tensors[-1].dtype, flops, moved))
-        between = {x.device.type for x in tensors + made}
-        if name in ("_to_copy", "copy_") and len(between) > 1 and not (kwargs.get("non_blocking") or True in args[2:3]):
+        if func.namespace != "brt" and _synchronizes(name, tensors + made, args, kwargs):
             self.waits.append(str(func))
         return out
+
+    def __enter__(self) -> Any:
+        self._made = _MadeFromNumbers(self.waits)
+        self._made.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._made.__exit__(*error)
+
+
+class _MadeFromNumbers(TorchFunctionMode):
+    """Tensors made from Python's numbers on the device: copies that do not reach `__torch_dispatch__`."""
+
+    def __init__(self, waits: list[str]) -> None:
+        super().__init__()
+        self.waits = waits
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        is_made = func in (torch.tensor, torch.as_tensor, torch.asarray) and not isinstance(args[0], Tensor)
+        by_list = func in (Tensor.__getitem__, Tensor.__setitem__) and any(
+            isinstance(index, (list, np.ndarray)) for index in (args[1] if isinstance(args[1], tuple) else (args[1],))
+        )
+        if (is_made and out.is_meta) or (by_list and args[0].is_meta):
+            self.waits.append(func.__name__)
+        return out
+
+
+def _synchronizes(name: str, tensors: list[Tensor], args: Any, kwargs: Any) -> bool:
+    """Whether an operator copies between host and device and waits for that; numbers are arguments of kernels."""
+    if name in _COPIES:
+        non_blocking = kwargs.get("non_blocking") or args[2:3] == (True,)
+        return not non_blocking and len({x.device for x in tensors}) > 1
+    return len({x.device for x in tensors if x.is_meta or x.ndim}) > 1
 
 
 def _attention_flops(name: str, tensors: list[Tensor]) -> int:

@@ -109,7 +109,8 @@ class Updater:
         for p in self.params:
             if p.grad is None:  # with a single block, the next state is only used by the memory
                 p.grad = torch.zeros_like(p)
-        self.optimizer.step()
+        with self.runtime.autocast():  # for the products of Muon
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     def _stop_for_loss(self, step: int, lane_nats: NDArray[np.float64]) -> None:

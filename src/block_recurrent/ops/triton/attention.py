@@ -33,10 +33,10 @@ def triton_window_attention(
 
 
 _TILES = {
-    ("forward", 2): {128: Tiles(64, 64, 4, 2), 256: Tiles(64, 32, 8, 2)},
+    ("forward", 2): {64: Tiles(64, 64, 4, 2), 128: Tiles(64, 32, 4, 2), 256: Tiles(64, 32, 8, 2)},
     ("forward", 4): {64: Tiles(64, 32, 8, 2), 128: Tiles(32, 32, 8, 2), 256: Tiles(16, 32, 8, 2)},
     ("queries_backward", 2): {64: Tiles(64, 64, 8, 1), 128: Tiles(64, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
-    ("queries_backward", 4): {64: Tiles(32, 32, 8, 2), 256: Tiles(16, 16, 8, 2)},
+    ("queries_backward", 4): {64: Tiles(32, 32, 8, 2), 256: Tiles(16, 16, 4, 2)},
     ("keys_backward", 2): {64: Tiles(32, 64, 8, 1), 128: Tiles(32, 64, 8, 2), 256: Tiles(32, 32, 8, 2)},
     ("keys_backward", 4): {64: Tiles(32, 32, 8, 2), 256: Tiles(16, 32, 8, 2)},
 }
@@ -70,7 +70,7 @@ def _launch(kernel: str, q: Tensor, window: int, dropout: float, arguments: tupl
     """`arguments` and the numbers of dropout, with a program for each head and tile of rows."""
     chosen = constants(kernel, q.shape[3], q.dtype, window, dropout)
     at_once = chosen.get("TILE") or chosen["KEYS" if kernel == "keys_backward" else "QUERIES"]
-    grid = (-(-rows // at_once), q.shape[0] * q.shape[1])
+    grid = (-(-rows // at_once) * q.shape[0] * q.shape[1],)
     with launching(q):
         from block_recurrent.ops.triton import attention_kernels as kernels
 

@@ -16,6 +16,13 @@ MINUS_INFINITY = tl.constexpr(float("-inf"))
 
 
 @triton.jit
+def _place(tiles, H):
+    """Tile, head of all lanes, lane and head of a program: one dimension of the grid, as others end at 65,535."""
+    pair = tl.program_id(0) // tiles
+    return tl.program_id(0) % tiles, pair, pair // H, pair % H
+
+
+@triton.jit
 def _rows(pointer, strides, lane, head, start, count, ROWS: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
     """Addresses of ROWS rows from `start` on of one head of a tensor (B, H, count, K), and which of them there are."""
     rows, columns = tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
@@ -71,9 +78,8 @@ def forward(
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A program has a tile of queries, and goes over the keys that they see."""
-    pair = tl.program_id(1)
-    lane, head = pair // H, pair % H
-    start = tl.program_id(0) * QUERIES
+    tile, pair, lane, head = _place(tl.cdiv(N, QUERIES), H)
+    start = tile * QUERIES
     rows = start + tl.arange(0, QUERIES)
     q = _load(q_pointer, q_strides, lane, head, start, N, QUERIES, K, BLOCK_K)
     largest = tl.full([QUERIES], MINUS_INFINITY, tl.float32)
@@ -115,9 +121,9 @@ def queries_backward(
     and what leaves on the left comes in again on the right. A column then holds a diagonal of this tile of keys, and
     below it one of the tile before: those of the one before are complete when this one is done.
     """
-    pair = tl.program_id(1)
-    lane, head = pair // H, pair % H
-    start = tl.program_id(0) * TILE
+    tiles = tl.cdiv(N, TILE)
+    tile, pair, lane, head = _place(tiles, H)
+    start = tile * TILE
     within = tl.arange(0, TILE)
     rows = start + within
     q = _load(q_pointer, q_strides, lane, head, start, N, TILE, K, BLOCK_K)
@@ -129,7 +135,7 @@ def queries_backward(
     log_sums = tl.load(log_sums_pointer + places, mask=rows < N, other=0.0)
     dq = tl.zeros([TILE, BLOCK_K], tl.float32)
     diagonals = tl.zeros([TILE], tl.float32)
-    d_bias_row = d_bias_pointer + (pair.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * W
+    d_bias_row = d_bias_pointer + (pair.to(tl.int64) * tiles + tile) * W
     sheared_columns = (within[:, None] + within[None, :]) % TILE
     is_own = within[:, None] + within[None, :] < TILE
     if DROPOUT:
@@ -167,9 +173,8 @@ def keys_backward(
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of keys and values, over the queries that see them; zeros for those that are fixed."""
-    pair = tl.program_id(1)
-    lane, head = pair // H, pair % H
-    start = tl.program_id(0) * KEYS
+    tile, pair, lane, head = _place(tl.cdiv(N + W, KEYS), H)
+    start = tile * KEYS
     columns = start + tl.arange(0, KEYS)
     k = _load(k_pointer, k_strides, lane, head, start, N + W, KEYS, K, BLOCK_K)
     v = _load(v_pointer, v_strides, lane, head, start, N + W, KEYS, K, BLOCK_K)

@@ -86,7 +86,7 @@ def add_dropout(
 def _head(strides, lane, head, row, K: tl.constexpr, BLOCK_K: tl.constexpr):
     """Where the numbers of one head of some rows are in a tensor (B, heads, rows, K)."""
     columns = tl.arange(0, BLOCK_K)
-    return (lane * strides[0] + head * strides[1] + row * strides[2])[:, None] + columns[None, :]
+    return (lane * strides[0] + head.to(tl.int64) * strides[1] + row * strides[2])[:, None] + columns[None, :]
 
 
 @triton.jit
