@@ -65,7 +65,7 @@ def _list(args: argparse.Namespace) -> int:
     if not cards:
         print("no bundled models: this package was built without them; 'brt models pack' packs a run as one")
         return 0
-    head = ["name", "size", "parameters", "trained on", "licence", "bits per byte", "state cleared", "twin"]
+    head = ["name", "size", "parameters", "trained on", "license", "bits per byte", "state cleared", "twin"]
     print_table(head, [_row(name, card, sizes[name]) for name, card in cards.items()])
     for name, card in cards.items():
         print(f"{name}: {card['summary']}")
