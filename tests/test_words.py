@@ -89,7 +89,7 @@ def test_the_phrases_can_be_found() -> None:
 
 
 def test_spelling() -> None:
-    """American, throughout: a mixture looks careless. (`licence` is a key of model cards, `cancelled` asyncio's word.)"""
+    """American throughout; `licence` is a key of model cards, and `cancelled` asyncio's word."""
     pytest.importorskip("codespell_lib", reason="needs codespell")
     dictionaries = ["--builtin", "clear,rare,en-GB_to_en-US", "--ignore-words-list", "licence,licences,cancelled"]
     command = [sys.executable, "-m", "codespell_lib", "--skip", "*.ipynb", *dictionaries, *SPELLED]
