@@ -3,7 +3,7 @@
 import { $, count, element } from "./api.js";
 
 const WIDTH = 900, HEIGHT = 150, TOP = 8, FLOOR = 104, LINE = 124;
-const COLORS = ["var(--a)", "var(--b)", "var(--c)"];
+const COLOURS = ["var(--a)", "var(--b)", "var(--c)"];
 
 function shape(tag, attributes, ...children) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -24,11 +24,11 @@ export function drawPast(memory, choose) {
     const y = (value) => FLOOR - ((FLOOR - TOP) * value) / (most * 1.08);
     const path = values.map((value, i) => `${i ? "L" : "M"}${x(memory.trace.at[i]).toFixed(1)} ${y(value).toFixed(1)}`).join("");
     const line = shape("path", { d: path });
-    line.style.stroke = COLORS[number % COLORS.length];
+    line.style.stroke = COLOURS[number % COLOURS.length];
     line.append(shape("title", {}, `${name}: ${values.at(-1)}, at most ${most}`));
     svg.append(line);
     const key = element("i", { class: "line" });
-    key.style.background = COLORS[number % COLORS.length];
+    key.style.background = COLOURS[number % COLOURS.length];
     $("series").append(key, element("span", {}, `layer ${name.replace("_", " ")}`));
   });
   svg.append(shape("line", { class: "axis", x1: 8, x2: width - 8, y1: LINE, y2: LINE }));
