@@ -91,8 +91,8 @@ def test_the_phrases_can_be_found() -> None:
 def test_spelling() -> None:
     """American throughout; `licence`, `cancelled` and `COLOURS` are names in code."""
     pytest.importorskip("codespell_lib", reason="needs codespell")
-    dictionaries = ["--builtin", "clear,rare,en-GB_to_en-US", "--ignore-words-list", "licence,licences,cancelled,colours"]
-    command = [sys.executable, "-m", "codespell_lib", "--skip", "*.ipynb", *dictionaries, *SPELLED]
+    words = ["--builtin", "clear,rare,en-GB_to_en-US", "--ignore-words-list", "licence,licences,cancelled,colours"]
+    command = [sys.executable, "-m", "codespell_lib", "--skip", "*.ipynb", *words, *SPELLED]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
