@@ -100,7 +100,7 @@ def _rewind(args: argparse.Namespace) -> int:
     if args.to is not None and args.out is None and not args.overwrite and path.exists():
         raise ConfigError(f"'{path}' exists: give --overwrite to replace it, or --out FILE")
     places = places_of(path)
-    missing = f"'{path}' has no checkpoints: 'brt read --trail N' keeps them, every --trail-every tokens"
+    missing = f"'{path}' has no checkpoints: 'brt read --trail N' keeps one every --trail-every tokens"
     if args.to is None:
         with text_of(args):
             print("\n".join(f"{place.position:>12,}" for place in places) or missing)
