@@ -35,9 +35,7 @@ def _section(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
         yield from ("", "| argument | meaning | default |", "| --- | --- | --- |")
         yield from map(_row, shown)
     for action in nested:
-        summaries = {choice.dest: choice.help for choice in action._choices_actions}
-        for name, below in action.choices.items():
-            below.description = below.description or summaries.get(name)
+        for below in action.choices.values():
             yield ""
             yield from _section(below, level + 1)
 

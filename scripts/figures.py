@@ -196,7 +196,7 @@ def memory() -> Figure:
     figure.box(216, 274, 140, 52, "cell", radius=8)
     figure.text(286, 306, "book.memory", "mid code")
     figure.text(286, 352, "a file of fixed size,", "mid small soft")
-    figure.text(286, 374, "whatever the book's length", "mid small soft")
+    figure.text(286, 374, "regardless of the book's length", "mid small soft")
     figure.text(272, 236, "save", "end small soft")
     return figure
 

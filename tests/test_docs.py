@@ -18,6 +18,7 @@ from block_recurrent.checkpoint import folders, state_file
 from block_recurrent.cli.main import COMMANDS, main, parser_of
 from block_recurrent.data.corpus import corpus
 from block_recurrent.hub import manifest
+from block_recurrent.inference.trail import places_of
 from block_recurrent.model import memory_file
 from block_recurrent.models import card
 from block_recurrent.run_config import sections
@@ -222,3 +223,4 @@ def test_the_tutorials_run_in_order(folder: Path, monkeypatch: pytest.MonkeyPatc
                 continue
             for command in part.replace("\\\n", "").splitlines():
                 run(smaller(command))
+    assert places_of(Path("book-1.memory")), "the tutorial lists the checkpoints of a memory"

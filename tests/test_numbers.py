@@ -71,6 +71,29 @@ def scoring() -> float:
     return far / near
 
 
+def reversing() -> str:
+    found = result("tasks/reverse-24")
+    ours, theirs = (
+        run["accuracy"]["24"] for s in ("rec-fixed-skip", "slide-plus") for run in found["runs"] if run["system"] == s
+    )
+    (published,) = [row["accuracy"] for row in found["published"] if row["system"] == "Recurrent Memory Transformer"]
+    return f"{ours:.2f} of them right, {theirs:.2f} for the sliding window, {published:.2f} published"
+
+
+def twin() -> tuple[str, str]:
+    card = json.loads((ROOT / "src/block_recurrent/models/code/card.json").read_text(encoding="utf-8"))
+    found = card["evaluation"]
+    ours, theirs = (found[side]["bits_per_token"] for side in ("memory", "twin"))
+    low, high = found["twin_minus_model"]["interval_95"]
+    return f"{ours:.2f} against {theirs:.2f} bits per token for its twin", f"ahead by {low:.2f} to {high:.2f}"
+
+
+def carrying() -> str:
+    found = result("books/clear-state")["difference"]
+    low, high = found["interval_95"]
+    return f"{found['bits_per_token']:.3f} bits per token (95%: {low:.3f} to {high:.3f})"
+
+
 def sentences() -> list[tuple[tuple[str, ...], str]]:
     """What the pages say, with the numbers of the files."""
     readme, page = "README.md", "docs/results.md"
@@ -97,6 +120,9 @@ def sentences() -> list[tuple[tuple[str, ...], str]]:
         ((readme,), f"{gpt2:.1f} times GPT-2's at 8,192"),
         ((readme, page), f"no: {scoring():.3f} after a million tokens compared with ten thousand"),
         ((page,), f"{table[0]:.3f} against {table[1]:.3f} bits per token"),
+        ((page,), reversing()),
+        ((page,), carrying()),
+        *(((page,), said) for said in twin()),
         ((page,), f"16 streams generate {streams:.1f} times the tokens per second of one"),
     ]
 

@@ -89,10 +89,11 @@ def test_the_phrases_can_be_found() -> None:
 
 
 def test_spelling() -> None:
+    """American throughout; `licence`, `cancelled` and `COLOURS` are names in code."""
     pytest.importorskip("codespell_lib", reason="needs codespell")
-    done = subprocess.run(
-        [sys.executable, "-m", "codespell_lib", "--skip", "*.ipynb", *SPELLED], cwd=ROOT, capture_output=True, text=True
-    )
+    words = ["--builtin", "clear,rare,en-GB_to_en-US", "--ignore-words-list", "licence,licences,cancelled,colours"]
+    command = [sys.executable, "-m", "codespell_lib", "--skip", "*.ipynb", *words, *SPELLED]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
@@ -100,6 +101,16 @@ def anchors(page: Path) -> set[str]:
     """Of the headings, as GitHub and mkdocs make them."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_an_empty_line_precedes_a_list(page: Path) -> None:
+    """GitHub shows a list without it too; the site shows a paragraph with dashes."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for paragraph in re.split(r"\n\s*\n", text):
+        lines = re.sub(r"^#.*\n", "", paragraph.strip() + "\n").splitlines()
+        items = [bool(re.match(r"\s*([-*]|\d+\.) ", line)) for line in lines]
+        assert not any(items) or items[0] or lines[0].startswith(("|", "  ")), f"{page.name}: {paragraph}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -28,22 +28,23 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
     assert f"example: brt {command}" in capsys.readouterr().out
 
 
-def examples(parser: argparse.ArgumentParser) -> Iterator[str]:
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """Of a command and its subcommands."""
-    yield (parser.epilog or "").removeprefix("example: ")
+    yield parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for below in action.choices.values():
-                yield from examples(below)
+                yield from parsers(below)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_its_examples_are_valid(command: str) -> None:
-    parser = parser_of(command)
-    for example in filter(None, examples(parser)):
+def test_its_help_has_a_description_and_valid_examples(command: str) -> None:
+    for parser in parsers(parser_of(command)):
+        assert parser.description, parser.prog
+        example = (parser.epilog or "").removeprefix("example: ")
         brt, name, *words = shlex.split(example.split(" > ")[0])
         assert (brt, name) == ("brt", command)
-        parser.parse_args(words)
+        parser_of(command).parse_args(words)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,4 +1,4 @@
-"""The page in a real browser: read a book, write, see colours, branch, rewind; by mouse, by keyboard, on a phone."""
+"""The page in a real browser: read a book, write, see colors, branch, rewind; by mouse, by keyboard, on a phone."""
 
 from __future__ import annotations
 

@@ -77,7 +77,14 @@ def inspect(
     name: str = "document",
     progress: Progress | None = None,
 ) -> Inspection:
-    """Read one document (tokens without its mark) and record the state."""
+    """Read one document, and record its state block by block.
+
+    Args:
+        model: a model with recurrent layers.
+        tokens: the document, without its mark.
+        name: the name of the document in reports.
+        progress: called with the number of tokens done and their total.
+    """
     check_recurrent(model.config)
     # A copy: other users must not see the hooks. Not through the engine, whose decode kernel calls no modules.
     model, W = Engine(model).snapshot.model, model.config.window

@@ -68,7 +68,7 @@ def _layer_page_data(layer: LayerInspection, ablations: list[Ablation], window: 
         "read": read_packed,
         "written": written_packed,
         "note": (
-            f"{len(layer.change):,} blocks of {window} tokens, {layer.read.shape[1]} state vectors. Strongest colour: "
+            f"{len(layer.change):,} blocks of {window} tokens, {layer.read.shape[1]} state vectors. Strongest color: "
             f"{100 * read_top:.1f}% of the attention, a change of norm {written_top:.2f}."
         ),
         "most_changed_note": f"Blocks that changed the state most: {changed}." if blocks else "",

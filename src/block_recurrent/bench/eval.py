@@ -15,7 +15,7 @@ NOTE = (
     "Alternating in one process, on random tokens, with equal numbers of segments, after a warm-up. scoring: whole "
     "documents, one per lane. training: forward, backward and the update of the size's optimizer, with the "
     "preset's dropout and the memory carried. tokens/s: the median. ratio: scoring over training, the "
-    "median over pairs of neighbours."
+    "median over pairs of neighbors."
 )
 SEGMENTS = 4  # of a turn, in each lane
 

@@ -64,7 +64,7 @@ def paired_rates(
     pairs: int,
     warm_up: int,
 ) -> dict[str, Any]:
-    """Two functions in turns, with equal numbers of tokens: the median rates, and the median ratio of neighbours."""
+    """Two functions in turns, with equal numbers of tokens: the median rates, and the median ratio of neighbors."""
     both = [(seconds_of(ours[1]), seconds_of(theirs[1])) for _ in range(pairs + warm_up)][warm_up:]
     rates = [round(tokens / statistics.median(side), 1) for side in zip(*both, strict=True)]
     found = {f"{name} tokens/s": rate for (name, _), rate in zip((ours, theirs), rates, strict=True)}

@@ -71,7 +71,7 @@ def _works(config: ModelConfig, lanes: int) -> dict[str, Callable[[], object]]:
     def attention() -> None:
         torch.autograd.grad(window_attention(q, k, v, bias).sum(), (q, k, v, bias))
 
-    def normalise() -> None:
+    def normalize() -> None:
         torch.autograd.grad(norm(x).sum(), (x, norm.weight))
 
     def loss() -> None:
@@ -85,4 +85,4 @@ def _works(config: ModelConfig, lanes: int) -> dict[str, Callable[[], object]]:
         torch.autograd.grad(memory.attend(q[:, :, :W], config.memory_neighbors).sum(), q)
 
     step = TrainingStep(config, lanes)
-    return {"attention": attention, "norm": normalise, "cross-entropy": loss, "search": search, "step": step}
+    return {"attention": attention, "norm": normalize, "cross-entropy": loss, "search": search, "step": step}

@@ -15,7 +15,7 @@ EXAMPLE = "brt bench overhead --data build/books --size tiny"
 NOTE = (
     "Steps of both kinds in turns, in one process. train: data, metrics, gate statistics, checks and all else that "
     "'brt train' does at every step. bare: forward, backward and update on one batch of random tokens. ratio: "
-    "train over bare, the median over pairs of neighbours."
+    "train over bare, the median over pairs of neighbors."
 )
 WARM_UP = 3
 

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="systems to measure (default: slide-plus,rec-fixed-skip)",
     )
     parser.add_argument("--lanes", type=int, default=1, help="lanes of a step (default: 1)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="(default: all cores)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: all cores)")
     parser.add_argument("--repeats", type=int, default=20, help="number of pairs of steps (default: 20)")
 
 

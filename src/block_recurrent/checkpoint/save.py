@@ -26,13 +26,18 @@ def save_run(
     config: RunConfig | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Save a model and its tokenizer as a run folder; returns the checkpoint's folder.
+    """Save a model and its tokenizer as a run folder; return the checkpoint's folder.
 
     `load_run`, `brt eval`, `brt write`, `brt serve` and `brt export` read it, and `brt train --init-from` starts from
     its weights. It has no optimizer state, so training can't be resumed from it.
 
-    tokenizer: the tokenizer, "bytes", or the path of a SentencePiece file. step: the number of updates so far.
-    config: the training configuration to save with it. overwrite: replace an existing checkpoint.
+    Args:
+        model: the model to save.
+        tokenizer: its tokenizer, "bytes", or the path of a SentencePiece file.
+        run: the folder to create.
+        step: the number of updates so far.
+        config: the training configuration to save with it; default: only that of the model.
+        overwrite: replace an existing run.
     """
     run, tokenizer = Path(run), load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
     if tokenizer.vocab_size != model.config.vocab_size:

@@ -34,9 +34,13 @@ class LoadedRun:
     """A loaded run, for evaluation and generation."""
 
     model: BlockRecurrentLM
+    """In eval mode."""
     config: RunConfig
+    """The configuration that it was trained with."""
     tokenizer: Tokenizer
+    """The tokenizer of its data."""
     checkpoint: Checkpoint
+    """The checkpoint that was loaded: its folder, step and validation result."""
     notes: tuple[str, ...] = ()
     """Notes for the user, such as a damaged checkpoint that was skipped."""
 
@@ -44,8 +48,10 @@ class LoadedRun:
 def load_run(run: str | Path, checkpoint: str | Path = "last", device: torch.device | str = "cpu") -> LoadedRun:
     """Load the model of a run in eval mode, with its configuration and tokenizer.
 
-    run: a run folder, a checkpoint folder, or the name of a bundled model. checkpoint: "last", "best"
-    (on validation), or a checkpoint folder.
+    Args:
+        run: a run folder, a checkpoint folder, or the name of a bundled model.
+        checkpoint: "last", "best" (on validation), or a checkpoint folder.
+        device: the device to load the model to.
     """
     run, checkpoint, told = models.locate(run, checkpoint)
     config = read_config(run)

@@ -11,7 +11,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from block_recurrent.cli.output import add_json, check_outputs, give_json, in_snake_case
+from block_recurrent.cli.output import add_command, add_json, check_outputs, give_json, in_snake_case
 from block_recurrent.io.output import markdown, print_table, write_file
 
 BENCHMARKS = (
@@ -35,13 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="NAME", title="benchmarks")
     for name in BENCHMARKS:
         module = importlib.import_module(f"block_recurrent.bench.{name}")
-        sub = commands.add_parser(
-            name,
-            help=module.SUMMARY,
-            description=f"{module.SUMMARY}. {module.NOTE}",
-            epilog=f"example: {module.EXAMPLE}",
-            allow_abbrev=False,
-        )
+        sub = add_command(commands, name, module.SUMMARY, module.EXAMPLE, module.NOTE)
         module.add_arguments(sub)
         add_json(sub)
         sub.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table as Markdown")

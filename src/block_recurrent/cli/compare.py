@@ -22,12 +22,16 @@ INSPECTED_TOKENS = 20_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="a run, or a model name (see 'brt models')")
-    parser.add_argument("b", metavar="B", nargs="?", help="another run; if omitted, choose an experiment on A's state:")
+    parser.add_argument("b", metavar="B", nargs="?", help="another run; omit it for an experiment on the state of A")
     states = parser.add_mutually_exclusive_group()
-    states.add_argument("--clear-state", action="store_true", help="reset the state at each segment")
-    states.add_argument("--freeze-state", action="store_true", help="stop updating the state after the first segment")
     states.add_argument(
-        "--swap-state", metavar="DOCUMENT", help="at each segment, use the final state of this other document"
+        "--clear-state", action="store_true", help="compare A with itself, the state reset at each segment"
+    )
+    states.add_argument(
+        "--freeze-state", action="store_true", help="the same, with the state not updated after the first segment"
+    )
+    states.add_argument(
+        "--swap-state", metavar="DOCUMENT", help="the same, with the final state of this other document at each segment"
     )
     parser.add_argument("--data", required=True, metavar="DIR", help="a prepared folder")
     parser.add_argument("--split", default="test", help="train, validation or test")

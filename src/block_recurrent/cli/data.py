@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from block_recurrent.cli.output import add_json, check_outputs, give_json, text_of
+from block_recurrent.cli.output import add_command, add_json, check_outputs, give_json, text_of
 from block_recurrent.errors import FileFormatError
 from block_recurrent.io.output import print_table
 from block_recurrent.io.progress import shown_progress
@@ -35,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
 
     def command(name: str, what: str, action: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
-        sub = commands.add_parser(
-            name, help=what, description=what, epilog=f"example: {EXAMPLES[name]}", allow_abbrev=False
-        )
+        sub = add_command(commands, name, what, EXAMPLES[name])
         sub.set_defaults(action=action)
         return sub
 

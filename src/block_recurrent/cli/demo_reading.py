@@ -164,7 +164,7 @@ def _writing(demo: Demo, document: Document, other: Unseen | None) -> None:
     seen("Compare the names that the two use.")
     demo.say("A fork costs nothing", "A memory is a value: two continuations, with different seeds, share it.")
     before = memory_hash(here)
-    forks = [[f"fork {seed}", _continued(here, prompt, length // 2, seed)] for seed in (2, 3)]
+    forks = [[f"fork with seed {seed}", _continued(here, prompt, length // 2, seed)] for seed in (2, 3)]
     _print_texts(forks)
     if memory_hash(here) != before:
         raise BlockRecurrentError("generating changed the memory that it started from: please report this")

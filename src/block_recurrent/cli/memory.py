@@ -6,14 +6,15 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from block_recurrent.cli.output import add_json, check_outputs, give_json, text_of
+from block_recurrent.cli.output import add_command, add_json, check_outputs, give_json, text_of
 from block_recurrent.errors import ConfigError, FileFormatError
 from block_recurrent.io.output import print_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    info = commands.add_parser("info", help="print the model and text that a memory belongs to", allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command", title="commands")
+    example = "brt memory info book.memory --text book.txt"
+    info = add_command(commands, "info", "print the model and text that a memory belongs to", example)
     info.add_argument("file", metavar="MEMORY", help="a memory file")
     info.add_argument(
         "--text",
@@ -21,11 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also check that this is the text that was read (- for standard input); exit code 1 if not",
     )
     add_json(info)
-    diff = commands.add_parser("diff", help="print the distance between two memories, per layer", allow_abbrev=False)
+    example = "brt memory diff book.memory after.memory"
+    diff = add_command(commands, "diff", "print the distance between two memories, per layer", example)
     diff.add_argument("a", metavar="A", help="a memory file")
     diff.add_argument("b", metavar="B", help="another memory file of the same model")
     add_json(diff)
-    rewind = commands.add_parser("rewind", help="restore a memory from a checkpoint of its trail", allow_abbrev=False)
+    example = "brt memory rewind book.memory --to 65536 --out earlier.memory"
+    rewind = add_command(commands, "rewind", "restore a memory from a checkpoint of its trail", example)
     rewind.add_argument("file", metavar="MEMORY", help="a memory file")
     rewind.add_argument(
         "--to",
@@ -97,7 +100,7 @@ def _rewind(args: argparse.Namespace) -> int:
     if args.to is not None and args.out is None and not args.overwrite and path.exists():
         raise ConfigError(f"'{path}' exists: give --overwrite to replace it, or --out FILE")
     places = places_of(path)
-    missing = f"'{path}' has no checkpoints: 'brt read --trail N' keeps them, every --trail-every tokens"
+    missing = f"'{path}' has no checkpoints: 'brt read --trail N' keeps one every --trail-every tokens"
     if args.to is None:
         with text_of(args):
             print("\n".join(f"{place.position:>12,}" for place in places) or missing)

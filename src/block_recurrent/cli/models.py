@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from block_recurrent.cli.output import add_json, check_outputs, give_json, print_notes, size, text_of
+from block_recurrent.cli.output import add_command, add_json, check_outputs, give_json, print_notes, size, text_of
 from block_recurrent.errors import ConfigError
 from block_recurrent.io.output import print_table
 
@@ -23,13 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(action=_list)
     add_json(parser)
     commands = parser.add_subparsers(metavar="COMMAND", title="commands (default: list the models)")
-    show = commands.add_parser("show", help="print the card of a model", allow_abbrev=False)
+    show = add_command(commands, "show", "print the card of a model", "brt models show code")
     show.add_argument("name", metavar="NAME", help="a name listed by 'brt models', or the folder of a packed model")
     add_json(show)
     show.set_defaults(action=_show)
     what = "pack a run: bfloat16 weights, tokenizer and model card in one folder"
-    example = "example: brt models pack runs/long --name code --out code --about about.toml --memory eval.json"
-    pack = commands.add_parser("pack", help=what, description=what, epilog=example, allow_abbrev=False)
+    example = "brt models pack runs/long --name code --out code --about about.toml --memory eval.json"
+    pack = add_command(commands, "pack", what, example)
     pack.add_argument("run", metavar="RUN", help="a run folder, a checkpoint, or a model name (see 'brt models')")
     pack.add_argument("--name", required=True, help="name of the model")
     pack.add_argument("--out", required=True, type=Path, metavar="DIR", help="output folder")
@@ -65,7 +65,7 @@ def _list(args: argparse.Namespace) -> int:
     if not cards:
         print("no bundled models: this package was built without them; 'brt models pack' packs a run as one")
         return 0
-    head = ["name", "size", "parameters", "trained on", "licence", "bits per byte", "state cleared", "twin"]
+    head = ["name", "size", "parameters", "trained on", "license", "bits per byte", "state cleared", "twin"]
     print_table(head, [_row(name, card, sizes[name]) for name, card in cards.items()])
     for name, card in cards.items():
         print(f"{name}: {card['summary']}")

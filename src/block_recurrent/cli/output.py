@@ -40,6 +40,15 @@ def size(count: float) -> str:
     return f"{count:,.0f} bytes"
 
 
+def add_command(commands: Any, name: str, what: str, example: str, note: str = "") -> argparse.ArgumentParser:
+    """A command below another one; its help begins with what it does, and ends with an example."""
+    about = f"{what}. {note}" if note else what
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=what, description=about, epilog=f"example: {example}", allow_abbrev=False
+    )
+    return parser
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """`--json` means the same in every command."""
     parser.add_argument(

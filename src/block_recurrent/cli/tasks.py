@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from block_recurrent.cli.output import (
     MOST_THREADS,
+    add_command,
     add_json,
     check_budget,
     check_outputs,
@@ -33,13 +34,11 @@ OTHERS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = commands.add_parser("list", help="list all tasks", epilog="example: brt tasks list", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="action", required=True, metavar="COMMAND", title="commands")
+    listing = add_command(commands, "list", "list all tasks", "brt tasks list")
     add_json(listing)
     example = "brt tasks run copy-24 --system rec-fixed-skip --against slide-plus --size tiny --out build/tasks"
-    run = commands.add_parser(
-        "run", help="train systems on tasks, and measure them", epilog=f"example: {example}", allow_abbrev=False
-    )
+    run = add_command(commands, "run", "train systems on tasks, and measure them", example)
     run.add_argument("names", nargs="+", metavar="NAME", help="tasks; see 'brt tasks list'")
     run.add_argument("--system", default="rec-fixed-skip", help=f"the system to train: {', '.join(SYSTEMS)}")
     run.add_argument(

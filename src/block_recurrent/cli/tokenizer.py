@@ -6,15 +6,15 @@ import argparse
 from pathlib import Path
 
 from block_recurrent.cli.data import SOURCES, add_shares, add_unit
-from block_recurrent.cli.output import add_json, check_outputs, give_json, text_of
+from block_recurrent.cli.output import add_command, add_json, check_outputs, give_json, text_of
 from block_recurrent.io.atomic import made_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     what = "train a lossless SentencePiece tokenizer (BPE)"
-    example = "example: brt tokenizer train --vocab-size 8000 --out books.model books/"
-    train = commands.add_parser("train", help=what, description=what, epilog=example, allow_abbrev=False)
+    example = "brt tokenizer train --vocab-size 8000 --out books.model books/"
+    train = add_command(commands, "train", what, example)
     train.add_argument("sources", nargs="+", metavar="SOURCE", help=SOURCES)
     train.add_argument(
         "--vocab-size", type=int, required=True, metavar="N", help="number of pieces, from 512 to 131072"

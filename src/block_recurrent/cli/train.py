@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deterministic",
         action=argparse.BooleanOptionalAction,
-        help="reproduce results on a GPU bit for bit; on a CPU they always are (train.deterministic; default: on)",
+        help="bitwise reproducible results on a GPU; on a CPU they always are (train.deterministic; default: on)",
     )
     parser.add_argument(
         "--tf32",

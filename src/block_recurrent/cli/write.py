@@ -32,7 +32,7 @@ _SAMPLING: dict[str, tuple[type, str]] = {
     "--repetition-penalty": (float, "values above 1 penalize tokens among the last 512 (default: 1)"),
     "--seed": (int, "random seed (default: 0)"),
     "--beams": (int, "use beam search with this many beams, instead of sampling"),
-    "--length-penalty": (float, "for beam search: values above 0 favour longer texts (default: 1)"),
+    "--length-penalty": (float, "for beam search: values above 0 favor longer texts (default: 1)"),
 }
 
 

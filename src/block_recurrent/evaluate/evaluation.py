@@ -82,7 +82,15 @@ def evaluate_split(
     settings: EvalSettings | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Score every token of a split once. The corpus must match the model's tokenizer: see `check_tokenizer`."""
+    """Score every token of a split once.
+
+    Args:
+        model: a model, or an `Engine`.
+        corpus: the prepared folder; it must have the model's tokenizer (`check_tokenizer` checks this).
+        split: train, validation or test.
+        settings: lanes, documents, and experiments on the state.
+        progress: called with the number of tokens done and their total.
+    """
     settings = settings or EvalSettings()
     chosen = choose_documents(corpus, split, settings.names)
     infos = [corpus.documents(split)[index] for index in chosen]

@@ -60,7 +60,16 @@ def score(
     edit: StateEdit | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Piece]:
-    """Score documents (arrays of tokens, without marks). chunk: tokens per lane and call; None: whole segments."""
+    """Score documents, and yield the losses as they are computed.
+
+    Args:
+        model: a model, or an `Engine`.
+        documents: arrays of tokens, without document marks.
+        lanes: the number of documents scored in parallel.
+        chunk: tokens per lane and call; default: whole segments.
+        edit: an experiment on the state, such as `clear_every`.
+        progress: called with the number of tokens done and their total.
+    """
     done, whole = 0, sum(map(len, documents))
     scorer: Scorer = Engine(model) if isinstance(model, BlockRecurrentLM) else model
     config = scorer.config

@@ -38,7 +38,7 @@ tags:
 
 A Block-Recurrent Transformer ({system}, {size}) after {step:,} steps of training: {parameters:,} parameters, vocabulary
 {vocabulary:,}, window {window}, segment {segment}. Its author should add here what it was trained on, how it was
-evaluated, and its licence.
+evaluated, and its license.
 
 ```python
 import block_recurrent.hub  # pip install 'block-recurrent[hf]'

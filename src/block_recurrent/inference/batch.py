@@ -31,7 +31,16 @@ def write_batch(
     seeds: Sequence[int] | None = None,
     **options: Any,
 ) -> list[Written]:
-    """Generate a continuation of each prompt, as a new document, in one batch. Prompts may be empty."""
+    """Generate a continuation of each prompt, as a new document, in one batch.
+
+    Args:
+        model: a model, or an `Engine`.
+        tokenizer: the model's tokenizer.
+        prompts: the beginnings of the texts; they may be empty, and differ in length.
+        max_tokens: the maximum number of tokens per text.
+        seeds: a random seed per prompt; default: `seed` for all.
+        **options: the fields of `Sampling`.
+    """
     sampling = Sampling.of(**options)
     check_max_tokens(max_tokens)
     if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):

@@ -68,7 +68,13 @@ class Engine:
     """Inference with a model's weights in float32 (unchanged), bfloat16 or int8."""
 
     def __init__(self, model: BlockRecurrentLM, weights: str = "float32", dtype: torch.dtype = torch.float32) -> None:
-        """`dtype`: that of products and of cached keys and values; the recurrent state has that of the model."""
+        """Take a snapshot of the model's weights.
+
+        Args:
+            model: the model; training it further does not affect the engine until `refresh`.
+            weights: the precision of the weight matrices: float32 (as they are), bfloat16 or int8.
+            dtype: of matrix products and of cached keys and values; the recurrent state has that of the model.
+        """
         if not isinstance(model, BlockRecurrentLM):
             raise InputError(
                 f"the model is a {type(model).__name__}: it must be a BlockRecurrentLM, such as load_run(name).model"
@@ -121,7 +127,7 @@ class Engine:
         return self.snapshot.fingerprint()
 
     def empty(self, lanes: int = 1) -> DocumentMemory:
-        """The memory of lanes that have read nothing."""
+        """Create a memory of lanes that have read nothing."""
         snapshot = self.snapshot
         return DocumentMemory.empty(snapshot.config, lanes, snapshot.device, snapshot.dtype)
 
@@ -129,9 +135,12 @@ class Engine:
     def prefill(
         self, tokens: Tokens, memory: DocumentMemory | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, DocumentMemory]:
-        """Read tokens (B, N), or a row per lane, of any lengths -> logits (B, V) after the last one of each lane.
+        """Read many tokens; return the logits (B, V) after the last token of each lane, and the memory.
 
-        lengths (B,): the number of real tokens in each lane of a tensor, at least one.
+        Args:
+            tokens: (B, N) integers, or one row of any length per lane.
+            memory: the memory to continue from; None is an empty one.
+            lengths: (B,) integers, the tokens of each lane of a tensor that are not padding, at least one.
         """
         (snapshot, decoder), rows = self._now, self._rows(tokens, lengths)
         if not all(len(row) for row in rows):
@@ -157,7 +166,7 @@ class Engine:
     def decode(
         self, tokens: Tensor | Sequence[int], memory: DocumentMemory | None = None
     ) -> tuple[Tensor, DocumentMemory]:
-        """One token per lane, (B,) -> logits (B, V) of the next, float32, and the memory after it."""
+        """Read one token per lane, (B,); return the logits (B, V) of the next, in float32, and the memory."""
         snapshot, decoder = self._now  # once: another thread may refresh
         column = _column(tokens, snapshot.device)
         return _decode(snapshot, decoder, column, self.empty(len(column)) if memory is None else memory)
@@ -166,7 +175,7 @@ class Engine:
     def decode_many(
         self, tokens: Sequence[int], memories: Sequence[DocumentMemory]
     ) -> tuple[Tensor, list[DocumentMemory]]:
-        """`decode` for memories of one lane each, at any positions: a batch for this call only.
+        """Like `decode`, for memories of one lane each, at any positions: a batch for this call only.
 
         With the decode kernel, a lane's logits and memory are bit-for-bit independent of the other lanes.
         """

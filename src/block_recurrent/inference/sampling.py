@@ -32,17 +32,26 @@ MOST_BEAMS = 1024
 class Sampling:
     """Sampling options. The default samples from the model's distribution."""
 
-    temperature: float = 1.0  # divides the logits; 0 takes the most likely token (greedy)
-    top_k: int = 0  # sample from the k most likely tokens; 0: all
-    top_p: float = 1.0  # sample from the most likely tokens whose probabilities add up to at least this
-    min_p: float = 0.0  # drop tokens less likely than this fraction of the most likely one
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the most likely token (greedy)."""
+    top_k: int = 0
+    """Sample from the k most likely tokens; 0: all."""
+    top_p: float = 1.0
+    """Sample from the most likely tokens whose probabilities add up to at least this."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this fraction of the most likely one."""
     repetition_penalty: float = 1.0
     """Penalizes the last tokens (up to 512): divides logits above 0, multiplies those below."""
-    stop: tuple[str, ...] = ()  # strings that end the generation; they are not part of the output
-    seed: int = 0  # random seed
-    beams: int = 1  # more than 1: beam search instead of sampling
-    length_penalty: float = 1.0  # for beam search: sums of log-probabilities are divided by length to this power
-    end_at_mark: bool = True  # whether the document mark (eos) ends the generation; if not, it is never chosen
+    stop: tuple[str, ...] = ()
+    """Strings that end the generation; they are not part of the output."""
+    seed: int = 0
+    """The random seed."""
+    beams: int = 1
+    """More than 1: beam search instead of sampling."""
+    length_penalty: float = 1.0
+    """For beam search: sums of log-probabilities are divided by the length to this power."""
+    end_at_mark: bool = True
+    """Whether the document mark (eos) ends the generation; if not, it is never chosen."""
 
     def __post_init__(self) -> None:
         stop: Any = (self.stop,) if isinstance(self.stop, str) else self.stop

@@ -55,8 +55,13 @@ class Session:
         name: str | None = None,
         state: SessionState | None = None,
     ) -> None:
-        """model: a model, whose current weights are copied to an `Engine`, or an `Engine` to share between sessions.
-        name: the name of the model in memory files and errors. state: the state of another session to start from.
+        """Start a session.
+
+        Args:
+            model: a model, whose current weights are copied to an `Engine`, or an `Engine` to share between sessions.
+            tokenizer: the model's tokenizer.
+            name: the name of the model in memory files and errors.
+            state: the state of another session to start from.
         """
         self.engine = engine_of(model)
         if tokenizer.vocab_size != self.engine.config.vocab_size:
@@ -82,7 +87,7 @@ class Session:
         return Session(self.engine, self.tokenizer, name=self.name, state=self.state)
 
     def read(self, text: str | Tokens) -> int:
-        """Read text or tokens; returns the number of tokens.
+        """Read text or tokens; return the number of tokens.
 
         Text may come in pieces: the end of a piece is held back while its tokens may still change (see `flush`). Tokens
         must not include the document mark.
@@ -105,10 +110,15 @@ class Session:
         return self._read_bytes(held)
 
     def write(self, max_tokens: int = 256, sampling: Sampling | None = None, **options: Any) -> Iterator[str]:
-        """Generate; yields the text piece by piece, as soon as it is available.
+        """Generate text, and yield it piece by piece, as soon as it is available.
 
-        options: the fields of `Sampling`. The session advances with every token, so the iterator can be dropped at any
-        time. Ends at the document mark, at a stop string, or after max_tokens.
+        Generation ends at the document mark, at a stop string, or after `max_tokens`. The session advances with every
+        token, so the iterator can be dropped at any time.
+
+        Args:
+            max_tokens: the maximum number of tokens.
+            sampling: the sampling options, or
+            **options: the same as keywords, such as `temperature=0.8`: the fields of `Sampling`.
         """
         sampling = _sampling(sampling, options)
         check_max_tokens(max_tokens)
@@ -119,7 +129,7 @@ class Session:
     def write_tokens(
         self, max_tokens: int = 256, sampling: Sampling | None = None, **options: Any
     ) -> Iterator[WrittenToken]:
-        """Like `write`, but yields every token with its log-probability."""
+        """Like `write`, but yield every token with its log-probability."""
         sampling = _sampling(sampling, options)
         check_max_tokens(max_tokens)
         if sampling.beams > 1:

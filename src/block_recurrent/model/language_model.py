@@ -34,15 +34,18 @@ from block_recurrent.ops.precision import product_dtype
 class Loss(NamedTuple):
     """Result of `BlockRecurrentLM.loss`."""
 
-    sum: Tensor  # cross-entropy in nats, summed over the tokens that count; float32, with gradient
+    sum: Tensor
+    """Cross-entropy in nats, summed over the tokens that count; float32, with gradient."""
     count: Tensor  # type: ignore[assignment]  # hides tuple.count, which is not needed
-    """The number of these tokens; float32."""
-    memory: DocumentMemory  # the next memory
-    per_token: Tensor  # (B, N) nats of every token, counted or not; float32, no gradient
+    """The number of tokens that count; float32."""
+    memory: DocumentMemory
+    """The next memory."""
+    per_token: Tensor
+    """(B, N) nats of every token, whether it counts or not; float32, without gradient."""
 
 
 class BlockRecurrentLM(nn.Module):
-    """Every system of the paper, by its configuration. The memory is a value, and not part of the model."""
+    """A language model: any system of the paper, by its configuration. The memory is a value, not part of the model."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -61,10 +64,13 @@ class BlockRecurrentLM(nn.Module):
         starts: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> tuple[Tensor, DocumentMemory]:
-        """tokens (B, N) -> logits (B, N, V), and the memory after them.
+        """Compute the logits (B, N, V) of the next tokens, and the memory after these tokens.
 
-        memory: the memory of what the lanes have read; None: empty. starts (B,) bool: lanes whose document begins
-        with this call; they are reset. lengths (B,): number of real tokens in each lane; others have no effect.
+        Args:
+            tokens: (B, N) integers, for any N.
+            memory: the memory returned by the previous call; None is an empty one.
+            starts: (B,) booleans, the lanes whose document begins with this call; their memory is reset.
+            lengths: (B,) integers, the tokens of each lane that are not padding; default: all.
         """
         hidden, memory = self.hidden(tokens, memory, starts, lengths)
         return hidden @ self.embedding.weight.T, memory
@@ -76,7 +82,7 @@ class BlockRecurrentLM(nn.Module):
         starts: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> tuple[Tensor, DocumentMemory]:
-        """Like `forward`, but returns the vectors (B, N, D) whose products with the embeddings are the logits."""
+        """Like `forward`, but return the vectors (B, N, D) whose products with the embeddings are the logits."""
         memory, grid = self._enter(tokens, memory, starts, lengths)
         run = self._block_by_block if self.config.feedback else self._stack
         x, layers = run(self.embedding(tokens.long()), memory.layers, grid)
@@ -135,9 +141,12 @@ class BlockRecurrentLM(nn.Module):
         mask: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Loss:
-        """Cross-entropy of `targets` (B, N) where `mask` (B, N) is true, without storing all logits.
+        """Compute the cross-entropy of the targets, without storing all logits.
 
-        Without a mask, all tokens count, or as many of each lane as `lengths` says.
+        Args:
+            tokens: as in `forward`, like `memory`, `starts` and `lengths`.
+            targets: (B, N) integers, the token that follows each of `tokens`.
+            mask: (B, N) booleans, the targets that count; default: all that are not padding.
         """
         checks.check_tokens(targets, self.config.vocab_size, self.embedding.weight.device, "targets")
         checks.check_same_shape(targets, tokens, "targets", (targets.dtype,))

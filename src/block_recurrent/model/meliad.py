@@ -72,7 +72,12 @@ def meliad_names(config: ModelConfig) -> dict[str, str]:
 
 
 def from_meliad(params: Mapping[str, Any], config: ModelConfig) -> BlockRecurrentLM:
-    """A model with the authors' weights: names as in their checkpoints, linear maps as (in, out), any array type."""
+    """Create a model with the authors' weights.
+
+    Args:
+        params: the arrays of their checkpoint, of any array type, by their names; linear maps are (in, out).
+        config: the configuration that the checkpoint was trained with.
+    """
     names = meliad_names(config)
     missing, unexpected = sorted(names.keys() - params.keys()), sorted(params.keys() - names.keys())
     if missing or unexpected:

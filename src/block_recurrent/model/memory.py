@@ -57,7 +57,7 @@ class LayerMemory:
 
 @dataclass(frozen=True, eq=False)
 class DocumentMemory:
-    """The memory of B lanes. Create one with `empty` or `load`; a model's call returns the next."""
+    """The memory of B lanes, as a value. Create one with `empty` or `load`; each call of a model returns the next."""
 
     layers: Sequence[LayerMemory]
     tokens_read: Tensor  # (B,) int64, on the CPU: number of tokens of its document that each lane has read
@@ -74,9 +74,14 @@ class DocumentMemory:
         dtype: torch.dtype | None = None,
         cache_dtype: torch.dtype | None = None,
     ) -> DocumentMemory:
-        """An empty memory. The model sets its learned initial state at the next call.
+        """Create an empty memory. The model sets its learned initial state at the next call.
 
-        cache_dtype: the dtype of keys and values, if it is not that of the states.
+        Args:
+            config: the configuration of the model.
+            lanes: the number of documents read in parallel.
+            device: where the memory is stored; default: torch's default device.
+            dtype: of the states; default: torch's default dtype.
+            cache_dtype: of keys and values, if it differs from that of the states.
         """
         if not isinstance(lanes, int) or isinstance(lanes, bool) or lanes < 1:
             raise InputError(f"lanes is {lanes!r}: a memory has at least 1 lane")

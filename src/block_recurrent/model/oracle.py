@@ -34,7 +34,7 @@ class Document:
 
     length: int = 0
     keys: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    """(layer, position) -> (H, K), after normalisation."""
+    """(layer, position) -> (H, K), after normalization."""
     values: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     states: dict[int, Tensor] = field(default_factory=dict)  # layer -> (S, D), at the start of the open block
 

@@ -47,7 +47,7 @@ class Row:
 
 
 def kind_of_device(x: Tensor) -> str:
-    """cpu, cuda and so on. Meta tensors represent those of a GPU, so that its work can be analysed without one."""
+    """cpu, cuda and so on. Meta tensors represent those of a GPU, so that its work can be analyzed without one."""
     return "cuda" if x.is_meta else x.device.type
 
 

@@ -51,7 +51,12 @@ _BY_SIZE: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def resolve(given: Mapping[str, Any], vocab_size: int) -> RunConfig:
-    """The preset of the system and size, overridden by the values of file and flags."""
+    """The preset of a system and size, with some of its values overridden.
+
+    Args:
+        given: `system`, `size`, and for each section (`model`, `train`, ...) the values to override.
+        vocab_size: the vocabulary size of the data, including the document mark.
+    """
     check_keys(given)
     system, size = given["system"], given["size"]
     if given.get("model", {}).get("vocab_size", vocab_size) != vocab_size:

@@ -11,7 +11,7 @@ from typing import Any
 from block_recurrent import __version__
 from block_recurrent.io.output import write_file
 
-COLOURS = ("var(--a)", "var(--b)", "var(--faint-ink)")
+COLORS = ("var(--a)", "var(--b)", "var(--faint-ink)")
 WIDTH, HEIGHT = 900, 220
 STYLE = """
 main, header { max-width: 980px; }
@@ -119,13 +119,13 @@ def _chart(curves: dict[str, list[float]], what: str, ends: tuple[str, str]) -> 
     values = [value for curve in curves.values() for value in curve]
     low, high = min(values), max(values)
     lines, keys = [], []
-    for colour, (name, curve) in zip(COLOURS, curves.items(), strict=False):
+    for color, (name, curve) in zip(COLORS, curves.items(), strict=False):
         points = " ".join(
             f"{i * WIDTH / max(len(curve) - 1, 1):.1f},{HEIGHT - (v - low) * HEIGHT / max(high - low, 1e-9):.1f}"
             for i, v in enumerate(curve)
         )
-        lines.append(f'<polyline points="{points}" stroke="{colour}"/>')
-        keys.append(f'<span class="key"><i style="background:{colour}"></i>{escape(name)}</span> ')
+        lines.append(f'<polyline points="{points}" stroke="{color}"/>')
+        keys.append(f'<span class="key"><i style="background:{color}"></i>{escape(name)}</span> ')
     labels = "".join(f"<span>{value:.1f}</span>" for value in (high, (low + high) / 2, low))
     return (
         f'<p class="legend note">{escape(what)}: {"".join(keys)}</p><div class="plot">'

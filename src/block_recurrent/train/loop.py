@@ -46,9 +46,13 @@ class Task:
     """What a run trains on."""
 
     stream: SegmentStream
+    """The segments of all lanes, step by step."""
     tokenizer: Tokenizer
-    fingerprint: str  # hash of everything that determines the data; it must match when a run is resumed
+    """The tokenizer that is saved with the run."""
+    fingerprint: str
+    """Hash of everything that determines the data; it must match when a run is resumed."""
     evaluate: Evaluate | None = None
+    """Scores the model at each validation; None: there is no validation."""
 
 
 OpenTask = Callable[[RunConfig, Runtime], Task]
@@ -75,7 +79,14 @@ def _repeats(config: RunConfig) -> Repeats | None:
 
 
 def train(config: RunConfig, run: Path, resume: str = "auto", open_task: OpenTask = corpus_task) -> bool:
-    """Train, or resume training, in the folder `run`. Returns whether the last step was reached."""
+    """Train, or resume training; return whether the last step was reached.
+
+    Args:
+        config: the training configuration.
+        run: the run folder.
+        resume: "auto" resumes if there is a checkpoint; "must", "never", or a checkpoint folder.
+        open_task: opens what to train on; default: the prepared data of the configuration.
+    """
     check_resume(resume)
     with rt.start(*config.train.place) as runtime, ExitStack() as stack:
         runtime.on_main(lambda: stack.enter_context(locked(run)) if runtime.is_main else None)

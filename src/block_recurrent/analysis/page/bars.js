@@ -1,7 +1,7 @@
 "use strict";
 // Bars over labels, and heat maps. Needs charts.js.
 
-/** Vertical bars, up and down from zero. spec: {labels, values, notes, yLabel, xLabel, up, down}; up, down: colours. */
+/** Vertical bars, up and down from zero. spec: {labels, values, notes, yLabel, xLabel, up, down}; up, down: colors. */
 function barChart(canvas, spec) {
   const box = { left: 58, right: 14, top: 24, bottom: 56 };
   const [low, high] = extent([spec.values, [0]]);
@@ -43,7 +43,7 @@ function barChart(canvas, spec) {
   });
 }
 
-/** Colours of a heat map by value 0 to 255: from the card's colour through teal to amber. */
+/** Colors of a heat map by value 0 to 255: from the card's color through teal to amber. */
 function heatColors() {
   const stops = document.documentElement.dataset.theme === "dark"
     ? [[23, 26, 31], [17, 75, 80], [45, 155, 145], [240, 200, 100]]

@@ -2,7 +2,7 @@
 // A whole book: the spike plot of differences, a slider, and the text of which only what is seen is drawn.
 
 const BITS_PER_UNIT = 1 / 1000; // losses are stored in thousandths of a bit
-const STRONGEST = 6; // bits of difference that have the strongest colour, in a book that has such differences
+const STRONGEST = 6; // bits of difference that have the strongest color, in a book that has such differences
 const SHADES = 8;
 
 class Book {
@@ -26,7 +26,7 @@ class Book {
     return this.text.slice(this.starts[i], this.starts[i + 1]);
   }
 
-  /** The class of a token's colour: `a1` to `a8` where A is better, `b1` to `b8` where B is. */
+  /** The class of a token's color: `a1` to `a8` where A is better, `b1` to `b8` where B is. */
   shade(i) {
     const level = Math.min(SHADES, Math.round((Math.abs(this.difference[i]) / this.strong) * SHADES));
     return level ? (this.difference[i] > 0 ? "a" : "b") + level : "";

@@ -60,7 +60,8 @@ function axisText(context, text, x, y, align = "center", baseline = "middle") {
   context.fillStyle = css("--faint-ink");
   context.textAlign = align;
   context.textBaseline = baseline;
-  context.fillText(text, x, y);
+  const half = align === "center" ? context.measureText(text).width / 2 : 0; // a label at the edge is kept inside
+  context.fillText(text, Math.min(x, (context.canvas.clientWidth || Infinity) - half), y);
 }
 
 function extent(arrays) {

@@ -60,7 +60,14 @@ class PrepareSettings:
 
 
 def prepare(settings: PrepareSettings, tokenizer: Tokenizer, out: Path, progress: Progress | None = None) -> Corpus:
-    """Prepares documents into the folder `out`, atomically."""
+    """Prepare documents: tokenize them into the folder `out`, atomically.
+
+    Args:
+        settings: the sources, and how to split and read them.
+        tokenizer: the tokenizer.
+        out: the folder to create.
+        progress: called with the number of documents and of bytes done.
+    """
     _check_outside_sources(out, settings.sources)
     try:
         with atomic_folder(out, lambda target: _check_target(target, settings.overwrite)) as folder:

@@ -34,14 +34,10 @@ class TokenDocuments(Protocol):
 
 
 class LaneStream(SegmentStream):
-    """An endless iterator of segments over a split, or with `one_pass` a single pass over its documents.
+    """An endless iterator of segments, in which each lane reads one document after another.
 
-    With `excerpt`, documents are read in pieces of that many tokens, which are shuffled like documents, and each starts
-    with an empty memory. Lanes then change documents often: otherwise the weights learn what the documents being read
-    repeat, and nothing is left for the memory to learn. Into some of the excerpts, `repeats` are planted.
-
-    `lanes` counts all ranks; rank r of `world` gets the r-th share, and the stream of all lanes is the same for any
-    world. Segments are built ahead in a thread; `close` (or leaving a with-block) ends it.
+    A step is a tuple (tokens, targets, mask, starts, cursor). Segments are built ahead in a thread, which `close`, or
+    leaving a with-block, ends.
     """
 
     def __init__(
@@ -59,6 +55,23 @@ class LaneStream(SegmentStream):
         repeats: Repeats | None = None,
         prefetch: int = 2,
     ) -> None:
+        """Open a stream.
+
+        Args:
+            corpus: the prepared documents.
+            split: train, validation or test.
+            lanes: the number of documents read in parallel, over all ranks.
+            segment: tokens per lane and step.
+            seed: of the order of documents.
+            rank: which share of the lanes to return; the stream of all lanes is the same for any `world`.
+            world: the number of ranks.
+            one_pass: read each document once, then end.
+            excerpt: read documents in shuffled pieces of this many tokens, each with an empty memory at its start; 0:
+                whole documents. Lanes then change documents often: otherwise the weights learn what the documents
+                being read repeat, and nothing is left for the memory to learn.
+            repeats: plant repeats into some of the excerpts.
+            prefetch: steps to build ahead.
+        """
         _check_sizes(lanes, segment, seed, rank, world)
         if excerpt < 0 or excerpt % segment:
             raise DataError(f"excerpt is {excerpt}: it must be a multiple of the segment, {segment}, or 0")

@@ -99,7 +99,7 @@ def _within_alphabet(sentences: list[str], vocab_size: int) -> Iterator[str]:
     for sentence in sentences:
         counts.update(sentence)
     alphabet = max(1, int(ALPHABET_SHARE * (vocab_size - FIXED_PIECES)))
-    # A line break in their place keeps their neighbours apart.
+    # A line break in their place keeps their neighbors apart.
     rare = {ord(character): "\n" for character, _ in counts.most_common()[alphabet:]}
     return (sentence.translate(rare) for sentence in sentences) if rare else iter(sentences)
 

@@ -1,4 +1,4 @@
-/* Normalisation, y = x * weight / sqrt(share * sum(x^2) + epsilon) along rows of K numbers, with one weight (H, K) for
+/* Normalization, y = x * weight / sqrt(share * sum(x^2) + epsilon) along rows of K numbers, with one weight (H, K) for
    each head; forward and backward in one pass over memory each. See `ops/norm.py`. */
 
 #include "vectors.h"

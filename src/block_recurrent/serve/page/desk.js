@@ -1,9 +1,9 @@
-// The text pane: the end of what was read, then what is generated, each token coloured by how much the memory helped.
+// The text pane: the end of what was read, then what is generated, each token colored by how much the memory helped.
 
 import { $, call, count, element, events, json } from "./api.js";
 import { freeName } from "./main.js";
 
-const FULL_COLOUR = 3; // bits
+const FULL_COLOR = 3; // bits
 const ALTERNATIVES = 6;
 const desk = { memory: null, passages: [], refresh: null, writing: null };
 window.desk = desk; // for tests
@@ -54,7 +54,7 @@ function draw() {
 function span(token, p, t) {
   const made = element("span", { "data-i": `${p}.${t}` }, token.text);
   if (token.given) made.className = "given";
-  colour(made, token);
+  color(made, token);
   return made;
 }
 
@@ -63,10 +63,10 @@ function worth(token) {
   return without === undefined ? null : without - token.bits.memory;
 }
 
-function colour(made, token) {
+function color(made, token) {
   const bits = worth(token);
   if (bits === null) return;
-  const alpha = Math.min(Math.abs(bits) / FULL_COLOUR, 1) * 0.65;
+  const alpha = Math.min(Math.abs(bits) / FULL_COLOR, 1) * 0.65;
   made.style.background = `rgb(var(--${bits > 0 ? "helped" : "hurt"}) / ${alpha.toFixed(3)})`;
   made.dataset.worth = bits.toFixed(2);
 }
