@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -444,3 +445,23 @@ def test_a_lane_has_the_same_bits_in_any_crowd(
             one, (alone[lane],) = engine.decode_many(tokens[lane : lane + 1], alone[lane : lane + 1])
             assert torch.equal(one[0], logits[lane]), f"{count} lanes, step {step}"
     assert all(a.equals(b) for a, b in zip(alone, crowd, strict=True))
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a system without huge pages")
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_weights_are_side_by_side_in_huge_pages(weights: str) -> None:
+    snapshot = Engine(make("rec-fixed-skip"), weights).snapshot
+    matrices = [packed.weight for layer in snapshot.layers for packed in layer] + [snapshot.table.weight]
+    starts = [x.data_ptr() for x in matrices]
+    for x, start, following in zip(matrices, starts, starts[1:], strict=False):
+        assert start % 64 == 0
+        assert 0 <= following - (start + x.nbytes) < 64
+    if weights == "float32":
+        assert snapshot.model.embedding.weight.data_ptr() == starts[-1], "not twice in memory"
+    mappings = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M)
+    for mapping in mappings[1:]:
+        begin, end = (int(x, 16) for x in mapping.split()[0].split("-"))
+        if begin <= starts[0] < end:
+            assert "hg" in mapping[mapping.index("VmFlags:") :].split()
+            return
+    pytest.fail("the weights are in no mapping")

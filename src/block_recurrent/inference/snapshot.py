@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from block_recurrent.allocator import huge_pages
 from block_recurrent.errors import ConfigError, did_you_mean
 from block_recurrent.model.language_model import BlockRecurrentLM
 from block_recurrent.model.layer import Layer
@@ -24,6 +25,7 @@ from block_recurrent.ops import is_changed
 
 WEIGHTS = ("float32", "bfloat16", "int8")
 LARGEST = 127
+ALIGNMENT = 64
 
 
 class Packed(NamedTuple):
@@ -105,12 +107,13 @@ class Snapshot:
             raise ConfigError(
                 f"the model's weights are {', '.join(kinds)}: convert them to one dtype and device with model.to(...)"
             )
+        # More than all matrices need: pages that are not written take no memory.
+        size = sum(p.nbytes + ALIGNMENT for p in self.model.parameters())
+        self._room = huge_pages(size) if self.device.type == "cpu" else None
         self.layers = [self._pack(layer) for layer in self.model_layers()]
-        if weights == "float32":
-            self.table = Packed(self.model.embedding.weight.detach())
-        else:  # tokens are embedded and scored with the same rounded values
-            self.table = Packed.of(self.model.embedding.weight, weights)
-            self.model.embedding.weight.data = self.table.widened(self.dtype)
+        self.table = self._packed(self.model.embedding.weight)
+        # Tokens are embedded and scored with the same rounded values.
+        self.model.embedding.weight.data = self.table.widened(self.dtype)
 
     def fingerprint(self) -> str:
         """Hash of shape and weights, computed once: they never change."""
@@ -137,16 +140,24 @@ class Snapshot:
     def _pack(self, layer: Layer) -> LayerWeights:
         """Change the layout of a layer's matrices; its linear maps become views of them."""
         maps = ["to_values", "to_keys", "to_queries"] + ["to_state_queries"] * (layer.to_state_queries is not None)
-        joint = Packed.of(torch.cat([getattr(layer, name).weight for name in maps]), self.weights)
+        joint = self._packed(torch.cat([getattr(layer, name).weight for name in maps]))
         parts = joint.split(len(joint.weight) // len(maps))
         for name, part in zip(maps, parts, strict=True):
             self._replace(layer, name, part)
         single = []
         parents: list[tuple[nn.Module, str]] = [(layer, "project"), (layer.mlp, "hidden"), (layer.mlp, "output")]
         for parent, name in parents:
-            single.append(Packed.of(getattr(parent, name).weight, self.weights))
+            single.append(self._packed(getattr(parent, name).weight))
             self._replace(parent, name, single[-1])
         return LayerWeights(joint, *single)
+
+    def _packed(self, weight: Tensor) -> Packed:
+        packed = Packed.of(weight, self.weights)
+        if self._room is None:
+            return packed
+        x = packed.weight
+        place, self._room = self._room[: x.nbytes], self._room[-(-x.nbytes // ALIGNMENT) * ALIGNMENT :]
+        return packed._replace(weight=place.view(x.dtype).view(x.shape).copy_(x))
 
     def _replace(self, parent: nn.Module, name: str, packed: Packed) -> None:
         if self.weights == "float32":

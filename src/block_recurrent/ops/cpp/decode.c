@@ -25,11 +25,10 @@
 #define TILE_ROWS 3 /* 3 x 4 sums, 3 weights and 1 input fill the 16 registers of AVX2 */
 #endif
 #define TILE_LANES 4
-#define AHEAD 4096    /* distance of prefetching, in bytes */
-#define LONG_ROW 4096 /* bytes; longer rows need no prefetching */
-#define SPINS 1000    /* of a waiting thread: tens of microseconds */
+#define AHEAD 4096 /* distance of prefetching, in bytes */
+#define SPINS 1000 /* of a waiting thread: tens of microseconds */
 #define EPSILON 1e-6f
-#define SMALLEST 1e-30f   /* largest number of an entry below which the entry is 0 */
+#define SMALLEST 1e-30f /* largest number of an entry below which the entry is 0 */
 
 enum { FLOAT32, BFLOAT16, INT8 };
 enum { INT16, INT24 };
@@ -217,13 +216,14 @@ typedef struct {
     int64_t step;
 } Ahead;
 
+/* Into the second-level cache: the inputs of the lanes fill the first. */
 INLINE void fetch(Ahead *ahead) {
-    for (int64_t i = 0; i < ahead->step; i += 64) __builtin_prefetch(ahead->next + i);
+    for (int64_t i = 0; i < ahead->step; i += 64) __builtin_prefetch(ahead->next + i, 0, 2);
     ahead->next += ahead->step;
 }
 
 /* sums[row] = w[row] . x, for at most 4 rows of n numbers side by side. far: distance of prefetching in bytes, or 0.
-   The processor does not recognize the pattern of short rows that are read side by side. */
+   The processor does not recognize the pattern of rows that are read side by side. */
 INLINE void four_rows(const int kind, const int rows, int64_t far, const void *w, int64_t n, const float *x,
                       float *sums) {
     vector sum[4] = {{0}};
@@ -275,12 +275,15 @@ typedef struct {
     int what; /* what to do with the sums */
 } Product;
 
+/* Without a branch, which would be mispredicted for half of the numbers. NaN stays NaN. */
+INLINE float relu(float x) { return _mm_cvtss_f32(_mm_max_ss(_mm_setzero_ps(), _mm_set_ss(x))); }
+
 INLINE void finish(Product p, const float *sums, const float *scale, int64_t row, int rows, int64_t lane, int lanes) {
     for (int l = 0; l < lanes; l++)
         for (int r = 0; r < rows; r++) {
             float *to = p.out + (lane + l) * p.out_row + row + r, sum = sums[r * 4 + l];
             if (scale) sum *= scale[row + r];
-            *to = p.what == ADD ? *to + sum : p.what == RELU && !(sum > 0) ? sum * 0 : sum;
+            *to = p.what == ADD ? *to + sum : p.what == RELU ? relu(sum) : sum;
         }
 }
 
@@ -301,7 +304,7 @@ INLINE void rows_of_all_lanes(const int kind, const int rows, Product p, Ahead *
 /* Rows first to last of a matrix of one kind, for one lane. */
 INLINE void product_of_one(const int kind, Product p, Matrix m, int64_t first, int64_t last) {
     const int64_t bytes = p.n * size_of(kind), four = 4 * bytes;
-    const int64_t far = bytes >= LONG_ROW ? 0 : (AHEAD + four - 1) / four * four;
+    const int64_t far = (AHEAD + four - 1) / four * four;
     const char *w = (const char *)m.weight;
     float sums[16];
     for (int64_t row = first; row < last; row += 4) {
