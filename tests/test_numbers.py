@@ -45,13 +45,15 @@ def recall() -> tuple[str, float]:
     return f"a name from 513 to 1,024 tokens ago costs {bits['rec-fixed-skip']:.2f} bits", bits["slide-plus"]
 
 
-def on_text() -> tuple[str, str]:
-    ours, theirs = evidence("rec-fixed-skip", num_states=48), evidence("slide-plus", repeats=0.0)
+def on_text() -> tuple[str, str, str]:
+    ours, theirs = evidence("rec-fixed-skip", num_states=48, repeats=0.2), evidence("slide-plus", repeats=0.0)
     assert len(ours) == len(theirs) == 3
     chapters = result("evidence/code")["whole_chapters"]
     latex = [chapters[side]["bits_per_token"] for side in ("rec-fixed-skip, repeats 0.2", "slide-plus")]
     code = f"{mean(ours):.2f} against {mean(theirs):.2f} bits per token"
-    return code, f"{latex[0]:.2f} against {latex[1]:.2f} (1 seed)"
+    novels = result("evidence/books-twin")["evaluation"]
+    books = [novels[side]["bits_per_token"] for side in ("memory", "twin")]
+    return code, f"{latex[0]:.2f} against {latex[1]:.2f}", f"{books[0]:.2f} against {books[1]:.2f} (1 seed each)"
 
 
 def step_time(name: str) -> dict[str, Any]:
@@ -103,7 +105,7 @@ def sentences() -> list[tuple[tuple[str, ...], str]]:
     streams = row("serve-streams", what="float32, from a memory", clients=16)["ratio"]
     books = result("books/table1")["runs"]
     table = [mean(r["bits_per_token"] for r in books if r["label"] == s) for s in ("rec-fixed-skip", "slide-plus")]
-    code, latex = on_text()
+    code, latex, books_now = on_text()
     return [
         ((readme, page), f"all errors below {LIMIT:.0e}".replace("e-0", "e-")),
         ((readme, page), remembered),
@@ -112,6 +114,7 @@ def sentences() -> list[tuple[tuple[str, ...], str]]:
         ((readme, page, "docs/evidence.md"), f"{step_time('evidence/steptime-48-states')['relative']:.2f} times "),
         ((readme, page), code),
         ((readme, page), latex),
+        ((readme, page), books_now),
         ((readme, page), f"{step_time('steptime-160m')['relative']:.3f} times the "),
         ((readme, page), f"{dense(4096):.1f} times its training speed at "),
         ((readme, page), f"{dense(16384):.1f} times at 16,384; slower below 2,048"),
